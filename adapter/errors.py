@@ -82,4 +82,4 @@ class DeadlineExceededError(AdapterError):
 
 
 class SettingsError(Exception):
-    """A setting that stops the start: the message names the variable, its value and what was expected."""
+    """Stops the start: the message names the variable, its value and what was expected."""
