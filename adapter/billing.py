@@ -7,7 +7,7 @@ length of the union of the intervals" (https://en.wikipedia.org/wiki/Airport_pro
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class Meter:
@@ -21,24 +21,25 @@ class Meter:
         self._busy_seconds = 0.0
         self._billed_seconds = 0.0
 
-    def enter(self, request_id: str) -> None:
-        """A prompt enters the engine. Raises ValueError where it is inside already."""
-        if request_id in self._entered:
-            raise ValueError(f"request {request_id} is in the engine already")
+    def enter(self, request_ids: Sequence[str]) -> None:
+        """Prompts enter the engine together. Raises ValueError where one is inside already."""
         self._advance()
-        self._entered[request_id] = self._virtual_seconds
+        for request_id in request_ids:
+            if request_id in self._entered:
+                raise ValueError(f"request {request_id} is in the engine already")
+            self._entered[request_id] = self._virtual_seconds
 
-    def leave(self, request_id: str) -> float:
-        """A prompt leaves the engine; returns its share in seconds.
+    def leave(self, request_ids: Sequence[str]) -> list[float]:
+        """Prompts leave the engine together; returns the share of each in seconds.
 
-        Raises KeyError where it is not inside.
+        Raises KeyError where one is not inside.
         """
         self._advance()
-        share_seconds = self._virtual_seconds - self._entered.pop(request_id)
-        self._billed_seconds += share_seconds
+        shares = [self._virtual_seconds - self._entered.pop(name) for name in request_ids]
+        self._billed_seconds += sum(shares)
         if not self._entered:
             self._virtual_seconds = 0.0  # small readings keep their last digits
-        return share_seconds
+        return shares
 
     @property
     def num_inside(self) -> int:
