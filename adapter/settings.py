@@ -1,0 +1,294 @@
+"""The settings: the only reader of the environment, each setting declared once.
+
+A setting `max_prompts` is the environment variable `ADAPTER_MAX_PROMPTS`.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal
+
+from adapter.errors import SettingsError
+
+PREFIX = "ADAPTER_"
+FALLBACK_USD_PER_SECOND = 0.000583  # an A100 40 GB
+
+MIB = 2**20
+GIB = 2**30
+_UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": MIB, "GiB": GIB}
+
+RESERVED_ENGINE_ARGS: Mapping[str, str] = {
+    "model": "set ADAPTER_MODEL",
+    "model_weights": "set ADAPTER_MODEL",
+    "hf_config_path": "set ADAPTER_MODEL",
+    "revision": "set ADAPTER_REVISION",
+    "code_revision": "set ADAPTER_REVISION",
+    "tokenizer_revision": "set ADAPTER_REVISION",
+    "dtype": "set ADAPTER_DTYPE",
+    "max_model_len": "set ADAPTER_MAX_MODEL_LEN",
+    "max_num_seqs": "set ADAPTER_MAX_NUM_SEQS",
+    "max_num_queued_reqs": "set ADAPTER_MAX_QUEUED",
+    "max_num_queued_tokens": "set ADAPTER_MAX_QUEUED",
+    "tokenizer": "prompts are tokenised with the checkpoint's own",
+    "tokenizer_mode": "prompts are tokenised with the checkpoint's own",
+    "skip_tokenizer_init": "the engine's processor needs the tokenizer",
+    "enable_prefix_caching": "the prompts about one song share its prefix",
+    "disable_log_stats": "answers report cached tokens from these statistics",
+    "enable_log_requests": "prompts never reach the log",
+    "limit_mm_per_prompt": "a prompt hears one song",
+    "language_model_only": "the song has to be encoded",
+    "mm_encoder_only": "the answer has to be decoded",
+    "mm_processor_kwargs": "features are made as the checkpoint's processor makes them",
+    "generation_config": "no value of generation_config.json applies unless it is sent",
+    "override_generation_config": "no value applies unless it is sent",
+    "model_impl": "the adapter brings the model's class",
+    "model_class_overrides": "the adapter brings the model's class",
+    "runner": "the adapter generates text",
+    "convert": "the adapter generates text",
+    "reasoning_parser": "the adapter splits reasoning from response",
+    "structured_outputs_config": "the adapter sets it for valid JSON",
+}
+"""Keys that ADAPTER_ENGINE_ARGS may not hold, with the reason."""
+
+_ELSEWHERE: Mapping[str, str] = {
+    "ADAPTER_HOST": "give --host on the command line",
+    "ADAPTER_PORT": "give --port on the command line (Kubernetes sets it for a service named "
+    "'adapter': say enableServiceLinks: false)",
+}
+
+
+class _ExpectedError(ValueError):
+    """Says what was expected where the kind's own words are not enough."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a variable's text becomes a value: `parse` raises ValueError where it cannot."""
+
+    parse: Callable[[str], Any]
+    expected: str
+    secret: bool = False
+
+
+def _text(text: str) -> str:
+    if not text or text != text.strip() or not text.isprintable():
+        raise ValueError
+    return text
+
+
+def _choice(*names: str) -> _Kind:
+    def parse(text: str) -> str:
+        if text.lower() not in names:
+            raise ValueError
+        return text.lower()
+
+    return _Kind(parse, "one of " + ", ".join(names))
+
+
+def _integer(minimum: int, maximum: int) -> _Kind:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
+            raise ValueError
+        return int(text)
+
+    return _Kind(parse, f"an integer from {minimum} to {maximum}")
+
+
+def _number(minimum: float, maximum: float) -> _Kind:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+            raise ValueError
+        if not minimum <= float(text) <= maximum:
+            raise ValueError
+        return float(text)
+
+    return _Kind(parse, f"a number from {minimum:g} to {maximum:g}")
+
+
+def _size(maximum_bytes: int) -> _Kind:
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,15}) ?(|KiB|MiB|GiB)", text)
+        if not match:
+            raise ValueError
+        size_bytes = int(match[1]) * _UNIT_BYTES[match[2]]
+        if not 1 <= size_bytes <= maximum_bytes:
+            raise ValueError
+        return size_bytes
+
+    expected = f"bytes, or a number of KiB, MiB or GiB (64MiB), up to {maximum_bytes // MIB}MiB"
+    return _Kind(parse, expected)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(host.strip().lower() for host in text.split(","))
+    if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9])?", host) for host in hosts):
+        raise ValueError
+    return hosts
+
+
+def _engine_args(text: str) -> dict[str, Any]:
+    engine_args = json.loads(text, parse_constant=_refuse_constant)
+    if not isinstance(engine_args, dict):
+        raise ValueError
+    for key in engine_args:
+        if key in RESERVED_ENGINE_ARGS:
+            raise _ExpectedError(f"an object without {key!r}: {RESERVED_ENGINE_ARGS[key]}")
+    return engine_args
+
+
+def _refuse_constant(name: str) -> None:
+    raise _ExpectedError(f"JSON, in which there is no {name}")
+
+
+def _not_supported_yet(_: str) -> None:
+    raise _ExpectedError("it unset: API keys are not supported yet, so the server would be open")
+
+
+_TEXT = _Kind(_text, "a text of one line without spaces around it")
+_BOOLEAN = _Kind(_boolean, "true or false")
+_HOSTS = _Kind(_hosts, "host names with commas between them (a.example.com,b.example.com)")
+_ENGINE_ARGS = _Kind(_engine_args, 'a JSON object such as {"gpu_memory_utilization": 0.9}')
+_API_KEYS = _Kind(_not_supported_yet, "it unset", secret=True)
+
+
+def _setting(default: Any, kind: _Kind, help: str, *, shown: str | None = None) -> Any:
+    metadata = {"kind": kind, "help": help, "shown": str(default) if shown is None else shown}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting with its default; see `describe` for what each one means."""
+
+    model: str = _setting(
+        "nvidia/music-flamingo-2601-hf", _TEXT, "Hub id or directory of the checkpoint"
+    )
+    revision: str | None = _setting(
+        None, _TEXT, "Branch, tag or commit of the hub id", shown="the hub's main"
+    )
+    engine: Literal["auto", "vllm", "transformers"] = _setting(
+        "auto",
+        _choice("auto", "vllm", "transformers"),
+        "The engine; auto takes vllm where it starts, else transformers",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto",
+        _choice("auto", "float32", "bfloat16", "float16"),
+        "Type of the weights; auto takes the checkpoint's",
+    )
+    max_model_len: int | None = _setting(
+        None,
+        _integer(1, 10_000_000),
+        "Tokens of prompt, song and answer together",
+        shown="the checkpoint's",
+    )
+    max_num_seqs: int = _setting(64, _integer(1, 65_536), "Prompts in the engine at once")
+    engine_args: Mapping[str, Any] = _setting(
+        {}, _ENGINE_ARGS, "JSON object of further vLLM engine arguments"
+    )
+    max_group_size: int = _setting(
+        8, _integer(1, 65_536), "The largest group_size that a batch may ask for"
+    )
+    max_prompts: int = _setting(64, _integer(1, 65_536), "Prompts in one batch")
+    max_new_tokens: int = _setting(
+        2048, _integer(1, 10_000_000), "The largest max_new_tokens that a prompt may ask for"
+    )
+    max_queued: int = _setting(256, _integer(1, 10_000_000), "Prompts that may wait; more get 503")
+    max_body_bytes: int = _setting(
+        64 * MIB, _size(64 * MIB), "Size of a JSON body or of part 'request'", shown="64MiB"
+    )
+    max_audio_bytes: int = _setting(
+        256 * MIB, _size(64 * GIB), "Size of an uploaded or downloaded audio file", shown="256MiB"
+    )
+    max_audio_seconds: float = _setting(
+        3600.0, _number(0.1, 86_400), "Length of a song; longer ones get 422", shown="3600"
+    )
+    request_timeout_seconds: float = _setting(
+        600.0, _number(0.1, 86_400), "Time for a request; 504 after it", shown="600"
+    )
+    decoder_workers: int = _setting(2, _integer(1, 256), "Songs that are decoded at once")
+    allowed_audio_hosts: tuple[str, ...] = _setting(
+        (), _HOSTS, "The only hosts that audio_url may name", shown="any public host"
+    )
+    allow_private_audio_urls: bool = _setting(
+        False,
+        _BOOLEAN,
+        "For development: audio_url may reach loopback and private addresses",
+        shown="false",
+    )
+    api_keys: None = _setting(None, _API_KEYS, "Not supported yet: stops the start", shown="unset")
+    gpu_usd_per_second: float | None = _setting(
+        None,
+        _number(0, 1000),
+        "Price of a second of the engine's time, for cost_usd",
+        shown=f"{FALLBACK_USD_PER_SECOND} (an A100 40 GB), said to be a fallback",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info",
+        _choice("debug", "info", "warning", "error"),
+        "The least severe level that is logged",
+    )
+
+    @property
+    def rate_usd_per_second(self) -> float:
+        """US dollars for a second of the engine's time."""
+        if self.gpu_usd_per_second is None:
+            return FALLBACK_USD_PER_SECOND
+        return self.gpu_usd_per_second
+
+    @property
+    def rate_source(self) -> Literal["configured", "fallback"]:
+        return "fallback" if self.gpu_usd_per_second is None else "configured"
+
+
+def variable_name(setting_name: str) -> str:
+    return PREFIX + setting_name.upper()
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every `ADAPTER_*` variable. Raises SettingsError (one line) at the first bad one."""
+    declared = {variable_name(setting.name): setting for setting in fields(Settings)}
+    given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+    _refuse_unknown(given, declared)
+    return Settings(**{declared[name].name: _parse(declared[name], given[name]) for name in given})
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(variable, default as text, help) of every setting, in the order of declaration."""
+    return [
+        (variable_name(setting.name), setting.metadata["shown"], setting.metadata["help"])
+        for setting in fields(Settings)
+    ]
+
+
+def _refuse_unknown(given: Mapping[str, str], declared: Mapping[str, Any]) -> None:
+    for name in sorted(given.keys() - declared.keys()):
+        bare_names = [known.removeprefix(PREFIX) for known in declared]
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), bare_names, n=1)
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else "unset it"
+        # Its value stays unsaid: a misspelt ADAPTER_API_KEYS holds keys.
+        raise SettingsError(f"{name} is no setting: {_ELSEWHERE.get(name, hint)}")
+
+
+def _parse(setting: Field[Any], text: str) -> Any:
+    kind: _Kind = setting.metadata["kind"]
+    try:
+        return kind.parse(text)
+    except (ValueError, KeyError, RecursionError) as error:
+        expected = str(error) if isinstance(error, _ExpectedError) else kind.expected
+        shown = "(hidden)" if kind.secret else _shorten(text)
+        name = variable_name(setting.name)
+        raise SettingsError(f"{name}={shown}: expected {expected}") from None
+
+
+def _shorten(text: str, limit: int = 80) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
