@@ -1,0 +1,315 @@
+"""The batch API on an engine: windows, groups, retries, deadlines, and each prompt's share."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from adapter.billing import Meter
+from adapter.compat import Scheduler, Ticket, sampling_groups
+from adapter.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    EngineOutOfMemoryError,
+    UnprocessableError,
+)
+from adapter.request import Clip, EngineRequest, Sampling
+from tests.fakes import FakeEngine, failing
+
+CLIP = Clip(np.zeros(16_000, np.float32), "a-song", 1.0, 0.0, False)
+
+
+def ticket(name: str, sampling: Sampling | None = None, *, clip: Clip | None = None) -> Ticket:
+    request = EngineRequest(name, (1, 2, 3), clip, 0, sampling or Sampling(max_new_tokens=3))
+
+    async def make() -> EngineRequest:
+        return request
+
+    return Ticket(make, request=request)
+
+
+def tickets(count: int, sampling: Sampling | None = None) -> list[Ticket]:
+    return [ticket(f"p{i}", sampling) for i in range(count)]
+
+
+async def run(
+    engine: FakeEngine,
+    batch: Sequence[Ticket],
+    *,
+    group_size: int | None = None,
+    timeout_seconds: float = 10.0,
+    max_num_seqs: int = 64,
+) -> Meter:
+    meter = Meter()
+    scheduler = Scheduler(engine, meter, max_num_seqs=max_num_seqs)
+    await scheduler.run(batch, group_size=group_size, timeout_seconds=timeout_seconds)
+    return meter
+
+
+def paid(batch: Sequence[Ticket]) -> float:
+    return sum(ticket.elapsed_seconds for ticket in batch)
+
+
+# A continuous engine: a call for each prompt, group_size a sliding window.
+
+
+async def test_a_continuous_engine_gets_every_prompt_at_once_where_there_is_no_window() -> None:
+    engine = FakeEngine(continuous=True)
+    await run(engine, tickets(13))
+    assert engine.most_inside == 13
+    assert engine.calls == [[f"p{i}"] for i in range(13)]
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 5])
+async def test_the_window_is_never_exceeded_and_always_filled(group_size: int) -> None:
+    engine = FakeEngine(continuous=True)
+    await run(engine, tickets(13), group_size=group_size)
+    assert engine.most_inside == group_size
+
+
+async def test_the_window_slides_as_soon_as_one_prompt_ends() -> None:
+    engine = FakeEngine(continuous=True, step_seconds=0.002)
+    long, short, waiting = (
+        ticket(name, Sampling(n)) for name, n in zip("abc", (50, 1, 1), strict=True)
+    )
+    await run(engine, [long, short, waiting], group_size=2)
+    assert waiting.elapsed_seconds > 0
+    assert engine.calls == [["a"], ["b"], ["c"]]
+    assert long.elapsed_seconds > 10 * waiting.elapsed_seconds  # c did not wait for a's end
+
+
+async def test_no_more_than_max_num_seqs_are_in_the_engine() -> None:
+    engine = FakeEngine(continuous=True)
+    await run(engine, tickets(13), max_num_seqs=4)
+    assert engine.most_inside == 4
+
+
+async def test_waiting_for_a_seat_is_queue_time_and_costs_nothing() -> None:
+    engine = FakeEngine(continuous=True, step_seconds=0.02)
+    first, second = tickets(2, Sampling(max_new_tokens=3))
+    started = time.monotonic()
+    await run(engine, [first, second], max_num_seqs=1)
+    wall_seconds = time.monotonic() - started
+    assert second.queue_seconds >= 0.05 > first.queue_seconds
+    assert second.elapsed_seconds == pytest.approx(wall_seconds / 2, rel=0.3)
+
+
+async def test_a_prompt_that_fails_inside_a_continuous_engine_is_tried_once_more_alone() -> None:
+    engine = FakeEngine(continuous=True, fail=failing(1, EngineError, naming="p1"))
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [ticket.finish_reason for ticket in batch] == ["length"] * 3
+    assert engine.calls == [["p0"], ["p1"], ["p2"], ["p1"]]
+
+
+async def test_a_prompt_that_fails_twice_is_failed_and_the_others_stand() -> None:
+    engine = FakeEngine(continuous=True, fail=failing(9, EngineError, naming="p1"))
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [ticket.error is None for ticket in batch] == [True, False, True]
+    assert engine.calls.count(["p1"]) == 2
+
+
+async def test_a_dead_engine_is_not_asked_again() -> None:
+    engine = FakeEngine(continuous=True, fail=failing(9, EngineDeadError))
+    batch = tickets(2)
+    await run(engine, batch)
+    assert all(isinstance(ticket.error, EngineDeadError) for ticket in batch)
+    assert len(engine.calls) == 2
+
+
+# A static engine: groups that share their sampling.
+
+
+async def test_a_static_engine_gets_groups_of_eight_where_the_request_names_no_size() -> None:
+    engine = FakeEngine(continuous=False)
+    await run(engine, tickets(13))
+    assert [len(call) for call in engine.calls] == [8, 5]
+
+
+async def test_group_size_one_decodes_one_at_a_time() -> None:
+    engine = FakeEngine(continuous=False)
+    await run(engine, tickets(3), group_size=1)
+    assert engine.calls == [["p0"], ["p1"], ["p2"]]
+
+
+def grouped(*batch: Ticket, group_size: int = 8) -> list[list[str]]:
+    groups = sampling_groups(batch, group_size)
+    return [[t.request.request_id for t in group if t.request] for group in groups]
+
+
+def test_prompts_that_share_their_sampling_go_together() -> None:
+    warm, hot = Sampling(do_sample=True, temperature=0.7), Sampling(do_sample=True, temperature=1.2)
+    assert grouped(ticket("a", warm), ticket("b", hot), ticket("c", warm), ticket("d", hot)) == [
+        ["a", "c"],
+        ["b", "d"],
+    ]
+
+
+def test_greedy_prompts_share_a_group_whatever_their_temperature() -> None:
+    assert grouped(
+        ticket("a", Sampling(temperature=0.2)),
+        ticket("b", Sampling(temperature=1.7, top_p=0.3)),
+        ticket("c", Sampling(do_sample=True, temperature=0)),
+        ticket("d", Sampling(do_sample=True, top_p=0)),
+    ) == [["a", "b", "c", "d"]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Sampling(do_sample=True, temperature=0.7, top_p=0.9),
+        Sampling(do_sample=True, temperature=0.8),
+        Sampling(do_sample=True, temperature=0.7, repetition_penalty=1.1),
+        Sampling(do_sample=False, temperature=0.7),
+    ],
+)
+def test_prompts_of_different_sampling_are_apart(other: Sampling) -> None:
+    one = Sampling(do_sample=True, temperature=0.7)
+    assert grouped(ticket("a", one), ticket("b", other)) == [["a"], ["b"]]
+
+
+def test_caps_do_not_part_prompts() -> None:
+    assert grouped(ticket("a", Sampling(4)), ticket("b", Sampling(400))) == [["a", "b"]]
+
+
+def test_prompts_with_and_without_audio_are_apart() -> None:
+    assert grouped(ticket("a", clip=CLIP), ticket("b"), ticket("c", clip=CLIP)) == [
+        ["a", "c"],
+        ["b"],
+    ]
+
+
+def test_a_sampled_prompt_with_a_seed_is_alone() -> None:
+    seeded = Sampling(do_sample=True, seed=1)
+    assert grouped(ticket("a", seeded), ticket("b", seeded)) == [["a"], ["b"]]
+
+
+def test_a_greedy_prompt_with_a_seed_is_not() -> None:
+    assert grouped(ticket("a", Sampling(seed=1)), ticket("b", Sampling())) == [["a", "b"]]
+
+
+def test_a_group_is_cut_at_its_size() -> None:
+    assert grouped(*tickets(5), group_size=2) == [["p0", "p1"], ["p2", "p3"], ["p4"]]
+
+
+async def test_the_rows_of_a_call_pay_the_same() -> None:
+    batch = [ticket("a", Sampling(1)), ticket("b", Sampling(5)), ticket("c", Sampling(3))]
+    meter = await run(FakeEngine(continuous=False, step_seconds=0.002), batch)
+    assert len({ticket.elapsed_seconds for ticket in batch}) == 1
+    assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9)
+
+
+async def test_a_group_that_runs_out_of_memory_is_halved_down_to_what_fits() -> None:
+    engine = FakeEngine(continuous=False, fail=failing(99, EngineOutOfMemoryError, above=2))
+    batch = tickets(8)
+    await run(engine, batch)
+    assert [len(call) for call in engine.calls] == [8, 4, 2, 2, 4, 2, 2]
+    assert [ticket.finish_reason for ticket in batch] == ["length"] * 8
+
+
+async def test_a_prompt_that_runs_out_of_memory_alone_is_failed_alone() -> None:
+    engine = FakeEngine(continuous=False, fail=failing(99, EngineOutOfMemoryError, naming="p1"))
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [type(ticket.error) for ticket in batch] == [
+        type(None),
+        EngineOutOfMemoryError,
+        type(None),
+    ]
+
+
+async def test_any_other_error_of_a_group_falls_back_to_one_at_a_time() -> None:
+    engine = FakeEngine(continuous=False, fail=failing(1, EngineError, above=1))
+    batch = tickets(4)
+    await run(engine, batch)
+    assert [len(call) for call in engine.calls] == [4, 1, 1, 1, 1]
+    assert [ticket.finish_reason for ticket in batch] == ["length"] * 4
+
+
+async def test_an_error_of_one_prompt_is_that_prompts_alone() -> None:
+    engine = FakeEngine(continuous=False, fail=failing(9, EngineError, naming="p2"))
+    batch = tickets(4)
+    await run(engine, batch)
+    assert [ticket.error is None for ticket in batch] == [True, True, False, True]
+
+
+async def test_a_failed_attempt_is_paid_by_its_rows_and_the_half_that_waits_is_outside() -> None:
+    engine = FakeEngine(
+        continuous=False, step_seconds=0.01, fail=failing(1, EngineOutOfMemoryError, above=2)
+    )
+    batch = tickets(4, Sampling(max_new_tokens=2))
+    meter = await run(engine, batch)
+    assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9)
+    assert max(t.elapsed_seconds for t in batch) < 0.75 * meter.busy_seconds
+
+
+async def test_two_batches_never_overlap_on_a_static_engine() -> None:
+    engine = FakeEngine(continuous=False, step_seconds=0.001)
+    scheduler = Scheduler(engine, Meter(), max_num_seqs=64)
+    one, two = [ticket("a")], [ticket("b")]
+    await asyncio.gather(
+        *(scheduler.run(batch, group_size=None, timeout_seconds=9) for batch in (one, two))
+    )
+    assert engine.most_inside == 1
+
+
+# Both engines.
+
+both = pytest.mark.parametrize("continuous", [True, False], ids=["continuous", "static"])
+
+
+@both
+async def test_shares_sum_to_the_engines_busy_time(continuous: bool) -> None:
+    batch = [ticket(f"p{i}", Sampling(max_new_tokens=1 + i)) for i in range(13)]
+    meter = await run(FakeEngine(continuous=continuous, step_seconds=0.001), batch, group_size=4)
+    assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9)
+    assert meter.billed_seconds == pytest.approx(meter.busy_seconds, abs=1e-9)
+
+
+@both
+async def test_a_prompt_whose_input_is_at_fault_never_enters_and_the_others_stand(
+    continuous: bool,
+) -> None:
+    async def refuse() -> EngineRequest:
+        raise UnprocessableError("too long", field="prompts.1.prompt")
+
+    engine = FakeEngine(continuous=continuous)
+    batch = [ticket("a"), Ticket(refuse), ticket("c")]
+    await run(engine, batch)
+    assert [t.finish_reason for t in batch] == ["length", None, "length"]
+    assert batch[1].elapsed_seconds == 0
+    assert sorted(name for call in engine.calls for name in call) == ["a", "c"]
+
+
+@both
+async def test_past_the_deadline_what_is_finished_stands_and_the_rest_is_stopped(
+    continuous: bool,
+) -> None:
+    engine = FakeEngine(continuous=continuous, step_seconds=0.01)
+    batch = [ticket("a", Sampling(1)), ticket("b", Sampling(9999))]
+    meter = await run(engine, batch, group_size=1, timeout_seconds=0.2)
+    assert batch[0].finish_reason == "length"
+    assert isinstance(batch[1].error, DeadlineExceededError)
+    assert engine.aborted == ["b"]
+    assert not engine.inside
+    assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9)
+
+
+@both
+async def test_cancelling_a_batch_stops_its_work_and_settles_its_time(continuous: bool) -> None:
+    engine = FakeEngine(continuous=continuous, step_seconds=0.01)
+    meter = Meter()
+    scheduler = Scheduler(engine, meter, max_num_seqs=64)
+    batch = tickets(3, Sampling(max_new_tokens=9999))
+    task = asyncio.create_task(scheduler.run(batch, group_size=None, timeout_seconds=99))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(engine.aborted) == ["p0", "p1", "p2"]
+    assert meter.num_inside == 0
+    assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9) and paid(batch) > 0.04
