@@ -77,8 +77,9 @@ def print_answers(answer: dict[str, Any]) -> None:
             f"{usage['prompt_tokens']} prompt tokens cached"
         )
     print(
-        f"\n{len(answer['answers'])} answers on {answer['engine']}: {answer['elapsed_seconds']:.3f} "
-        f"billed seconds, ${answer['cost_usd']:.6f}, {answer['timings']['wall_seconds']:.3f} s wall"
+        f"\n{len(answer['answers'])} answers on {answer['engine']}: "
+        f"{answer['elapsed_seconds']:.3f} billed seconds, ${answer['cost_usd']:.6f}, "
+        f"{answer['timings']['wall_seconds']:.3f} s wall"
     )
 
 

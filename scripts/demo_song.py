@@ -23,7 +23,7 @@ Samples = npt.NDArray[np.float64]
 
 
 def song(seconds: float, *, seed: int = 0) -> Samples:
-    """Samples of shape (seconds × 16000,), mono, in [-1, 1]; the seed chooses the tune."""
+    """Samples of shape (16000 * seconds,), mono, in [-1, 1]; the seed chooses the tune."""
     tune = np.random.default_rng(seed)
     beats = [beat(index, tune) for index in range(int(np.ceil(seconds / BEAT_SECONDS)))]
     samples = np.concatenate(beats)[: int(seconds * RATE)]
