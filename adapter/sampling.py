@@ -1,0 +1,112 @@
+"""How the rows of one `generate()` call are drawn and ended, each as it would be alone."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from adapter.request import FinishReason, Sampling
+
+MIN_TEMPERATURE = 0.01  # below it vLLM divides by 0.01, so that logits stay finite
+
+
+class DrawRows(LogitsProcessor):
+    """Makes the drawn token of each row the one with the highest score.
+
+    The argmax of log p - log E, E exponential with mean 1, is a draw from p (the Gumbel-max
+    trick). Each row has a generator of its own: a seed means the same whatever stands in the other
+    rows, which one draw for the whole call, as in Hugging Face's own sampling, cannot give.
+    """
+
+    def __init__(self, seeds: Sequence[int | None], device: torch.device) -> None:
+        self._generators = [_new_generator(seed, device) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        noise = torch.empty_like(scores)
+        for row, generator in zip(noise, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        tiny = torch.finfo(noise.dtype).tiny  # log 0 would win against any score
+        return scores - noise.clamp_min_(tiny).log_()
+
+
+class EndRows(StoppingCriteria):
+    """Ends each row at its own cap, and all of them once the call is cancelled.
+
+    It sees every step: `input_ids` is (rows, prompt_length + steps).
+    """
+
+    def __init__(
+        self,
+        max_new_tokens: Sequence[int],
+        prompt_length: int,
+        device: torch.device,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._max_length = prompt_length + torch.tensor(max_new_tokens, device=device)
+        self._is_cancelled = is_cancelled
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # noqa: ARG002
+        if self._is_cancelled():
+            return torch.ones_like(self._max_length, dtype=torch.bool)
+        return self._max_length <= input_ids.shape[1]
+
+
+def build_generation_config(
+    samplings: Sequence[Sampling], eos_token_ids: Collection[int], pad_token_id: int
+) -> GenerationConfig:
+    """The configuration of one call; `samplings` differ in their caps and seeds alone.
+
+    `do_sample` stays off, also where tokens are drawn: `DrawRows` draws, `generate()` takes the
+    best, and none of the sampling options of transformers (top_k is 50 where none is set) applies.
+    """
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False,
+        max_new_tokens=max(sampling.max_new_tokens for sampling in samplings),
+        repetition_penalty=float(samplings[0].repetition_penalty),
+        eos_token_id=sorted(eos_token_ids),
+        pad_token_id=pad_token_id,
+    )
+
+
+def build_logits_processors(
+    samplings: Sequence[Sampling], device: torch.device
+) -> LogitsProcessorList:
+    """Temperature, then top_p, then the draw: vLLM's order. Empty where the call is greedy."""
+    sampling = samplings[0]
+    processors = LogitsProcessorList()
+    if sampling.greedy:
+        return processors
+    if sampling.temperature != 1:
+        processors.append(TemperatureLogitsWarper(max(sampling.temperature, MIN_TEMPERATURE)))
+    if sampling.top_p < 1:
+        processors.append(TopPLogitsWarper(sampling.top_p))
+    processors.append(DrawRows([row.seed for row in samplings], device))
+    return processors
+
+
+def cut_answer(
+    token_ids: Sequence[int], max_new_tokens: int, eos_token_ids: Collection[int]
+) -> tuple[tuple[int, ...], FinishReason]:
+    """A row's answer without what the call appended after its end, and how it ended."""
+    answer = tuple(token_ids[:max_new_tokens])
+    for length, token_id in enumerate(answer, start=1):
+        if token_id in eos_token_ids:
+            return answer[:length], "stop"
+    return answer, "length"
+
+
+def _new_generator(seed: int | None, device: torch.device) -> torch.Generator:
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()  # from the operating system's entropy
+    else:
+        generator.manual_seed(seed)
+    return generator

@@ -1,0 +1,322 @@
+"""The engine without vLLM: transformers' own `generate()`, the rows of a call padded on the left.
+
+A song is turned into features once, and encoded once in each call, however many rows ask about it.
+All torch work of a call happens on one thread, so the event loop stays free and calls queue.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, StoppingCriteriaList
+
+from adapter.errors import (
+    EngineDeadError,
+    EngineOutOfMemoryError,
+    SettingsError,
+    UnprocessableError,
+)
+from adapter.features import AudioFeatures, FeatureCache
+from adapter.request import EngineOutput, EngineRequest, Sampling
+from adapter.sampling import (
+    EndRows,
+    build_generation_config,
+    build_logits_processors,
+    cut_answer,
+)
+from adapter.torch_errors import as_adapter_error, free_memory
+
+if TYPE_CHECKING:
+    from adapter.checkpoint import Checkpoint
+    from adapter.engine import EngineName
+
+MAX_CACHED_CLIPS = 4  # 61 MB of features for a song of 20 minutes
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedRequest:
+    """A request with its prompt widened to one placeholder for each embedding of its audio."""
+
+    request: EngineRequest
+    prompt_token_ids: tuple[int, ...]
+    features: AudioFeatures | None
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
+
+
+class TransformersEngine:
+    """A checkpoint under transformers: a static batch, one `generate()` call at a time."""
+
+    name: "EngineName" = "transformers"
+    continuous = False
+
+    def __init__(self, checkpoint: "Checkpoint", model: Any, feature_extractor: Any) -> None:
+        self._checkpoint = checkpoint
+        self._model = model
+        self._encodes_with_ids = (
+            "input_ids" in inspect.signature(model.get_audio_features).parameters
+        )
+        self._features = FeatureCache(feature_extractor, MAX_CACHED_CLIPS)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generate")
+        self._closing = threading.Event()
+        self._dead = False
+
+    @classmethod
+    def load(
+        cls, checkpoint: "Checkpoint", *, dtype: str, device: str | None = None
+    ) -> "TransformersEngine":
+        """Load the weights (blocks while it does) onto `device`, or CUDA where there is one.
+
+        `dtype` "auto" is the checkpoint's on CUDA and float32 on the CPU, where few processors
+        multiply bfloat16 faster and none gains answers from it. Raises SettingsError for a dtype
+        that is none of `DTYPES` and for a checkpoint that lacks weights.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model_class = getattr(transformers, checkpoint.architecture)
+        model, loading = model_class.from_pretrained(
+            checkpoint.path, dtype=_resolve_dtype(dtype, device), output_loading_info=True
+        )
+        _check_complete(checkpoint.path, loading)
+        # What `generate()` falls back on; a sampling value nobody asked for must not stand there.
+        model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+        # Its reminder takes the length of the time axis (1200 s) for the context of the model.
+        logging.getLogger("transformers.generation.stopping_criteria").setLevel(logging.ERROR)
+        processor = transformers.AutoProcessor.from_pretrained(checkpoint.path)  # type: ignore[no-untyped-call]
+        return cls(checkpoint, model.to(device).eval(), processor.feature_extractor)
+
+    async def prepare(self, request: EngineRequest) -> PreparedRequest:
+        """Make the features of the clip, or wait for those that another prompt has begun.
+
+        Raises UnprocessableError where the audio gives another number of embeddings than the
+        prompt has placeholders: torch would read past a tensor's end on the GPU and lose it.
+        """
+        self._check_alive()
+        prompt_token_ids = self._checkpoint.widen(
+            request.prompt_token_ids, request.num_audio_tokens
+        )
+        features = None if request.clip is None else await self._features.get(request.clip)
+        prepared = PreparedRequest(request, tuple(prompt_token_ids), features)
+        _check_placeholders(prepared, self._checkpoint.audio_token_id)
+        return prepared
+
+    async def generate(
+        self, prepared: Sequence[PreparedRequest]
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """One `generate()` call: an output for each row, in order, once all have ended.
+
+        Raises ValueError for rows that cannot share a call: it draws all of them with one
+        temperature, top_p and repetition_penalty, and all or none of them hear audio.
+        """
+        self._check_alive()
+        _check_shared(prepared)
+        left = threading.Event()
+
+        def is_cancelled() -> bool:
+            return left.is_set() or self._closing.is_set()
+
+        call = self._worker.submit(self._answer, tuple(prepared), is_cancelled)
+        answered = asyncio.wrap_future(call)
+        try:
+            outputs = await asyncio.shield(answered)
+        finally:
+            left.set()
+            await _settled(answered)
+        for output in outputs:
+            yield output
+
+    async def check_health(self) -> None:
+        self._check_alive()
+
+    async def shutdown(self) -> None:
+        """Stop the call that runs within its step, end the threads and free the model."""
+        self._closing.set()
+        self._features.shutdown()
+        await asyncio.to_thread(self._worker.shutdown)
+        self._model = None
+        free_memory()
+
+    def _check_alive(self) -> None:
+        if self._closing.is_set():
+            raise EngineDeadError("the engine was shut down; send the prompt again later")
+        if self._dead:
+            raise EngineDeadError("the GPU's context is lost; the engine must be started anew")
+
+    def _answer(
+        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
+    ) -> list[EngineOutput]:
+        """The whole of a call, on the worker's thread; whatever goes wrong is an EngineError."""
+        try:
+            with torch.inference_mode():
+                sequences = self._decode(prepared, is_cancelled)
+            return [self._output(row, ids) for row, ids in zip(prepared, sequences, strict=True)]
+        except Exception as error:
+            failure = as_adapter_error(error, f"generate() on {len(prepared)} prompts")
+        self._dead = self._dead or isinstance(failure, EngineDeadError)
+        if isinstance(failure, EngineOutOfMemoryError):
+            free_memory()
+        raise failure
+
+    def _decode(
+        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
+    ) -> list[list[int]]:
+        """The token ids of each row after its prompt, padding behind a row's end included."""
+        device = self._model.device
+        samplings = [row.sampling for row in prepared]
+        input_ids, attention_mask = pad_left([row.prompt_token_ids for row in prepared], device)
+        prompt_length = input_ids.shape[1]
+        caps = [sampling.max_new_tokens for sampling in samplings]
+        end_rows = EndRows(caps, prompt_length, device, is_cancelled)
+        sequences = self._model.generate(
+            input_ids=input_ids,
+            inputs_embeds=self._embed(prepared, input_ids, is_cancelled),
+            attention_mask=attention_mask,
+            generation_config=build_generation_config(
+                samplings, self._checkpoint.eos_token_ids, self._checkpoint.pad_token_id
+            ),
+            logits_processor=build_logits_processors(samplings, device),
+            stopping_criteria=StoppingCriteriaList([end_rows]),
+        )
+        _check_not_cancelled(is_cancelled)
+        token_ids: list[list[int]] = sequences[:, prompt_length:].tolist()
+        return token_ids
+
+    def _embed(
+        self,
+        prepared: Sequence[PreparedRequest],
+        input_ids: torch.Tensor,
+        is_cancelled: Callable[[], bool],
+    ) -> torch.Tensor | None:
+        """The prompts' embeddings (rows, length, hidden_size), each clip encoded once.
+
+        None for prompts without audio. `generate()` itself would encode a clip for every row.
+        """
+        if prepared[0].features is None:
+            return None
+        inputs_embeds: torch.Tensor = self._model.get_input_embeddings()(input_ids)
+        placeholders = input_ids == self._checkpoint.audio_token_id
+        encoded: dict[str, torch.Tensor] = {}
+        for index, row in enumerate(prepared):
+            assert row.request.clip is not None
+            uuid = row.request.clip.uuid
+            if uuid not in encoded:
+                _check_not_cancelled(is_cancelled)
+                encoded[uuid] = self._encode(row)
+            inputs_embeds[index, placeholders[index]] = encoded[uuid].to(inputs_embeds.dtype)
+        return inputs_embeds
+
+    def _encode(self, row: PreparedRequest) -> torch.Tensor:
+        """The embeddings (num_audio_tokens, hidden_size) of a row's clip.
+
+        A Music Flamingo finds the place of each window in its song from the row's token ids.
+        """
+        assert row.features is not None
+        model = self._model
+        inputs = {
+            # The processor makes float32, which a model in bfloat16 refuses.
+            "input_features": row.features.input_features.to(model.device, model.dtype),
+            "input_features_mask": row.features.input_features_mask.to(model.device),
+        }
+        if self._encodes_with_ids:
+            inputs["input_ids"] = torch.tensor([row.prompt_token_ids], device=model.device)
+        embeddings: torch.Tensor = model.get_audio_features(
+            **inputs, return_dict=True
+        ).pooler_output
+        return embeddings
+
+    def _output(self, row: PreparedRequest, token_ids: Sequence[int]) -> EngineOutput:
+        answer, finish_reason = cut_answer(
+            token_ids, row.sampling.max_new_tokens, self._checkpoint.eos_token_ids
+        )
+        return EngineOutput(
+            request_id=row.request.request_id,
+            token_ids=answer,
+            finish_reason=finish_reason,
+            prompt_tokens=len(row.prompt_token_ids),
+            cached_tokens=0,
+        )
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of shape (rows, longest row).
+
+    A row is padded with its own first token rather than the padding token: `generate()` counts
+    whatever stands in the ids for the repetition penalty, and so nothing but the prompt counts.
+    """
+    length = max(len(row) for row in rows)
+    ids = [[row[0]] * (length - len(row)) + list(row) for row in rows]
+    mask = [[0] * (length - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _resolve_dtype(dtype: str, device: str) -> torch.dtype | str:
+    if dtype not in DTYPES:
+        raise SettingsError(f"ADAPTER_DTYPE={dtype}: expected one of {', '.join(DTYPES)}")
+    if dtype == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def _check_complete(path: object, loading: dict[str, Any]) -> None:
+    """transformers fills missing weights with random numbers and only warns."""
+    lacking = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
+    if lacking:
+        raise SettingsError(
+            f"ADAPTER_MODEL={path}: expected a whole checkpoint, but {len(lacking)} weights are "
+            f"missing or of another shape, the first being {lacking[0]}"
+        )
+
+
+def _check_placeholders(prepared: PreparedRequest, audio_token_id: int) -> None:
+    placeholders = prepared.prompt_token_ids.count(audio_token_id)
+    windows = [] if prepared.features is None else prepared.features.num_embeddings
+    if placeholders != sum(windows):
+        raise UnprocessableError(
+            f"the prompt has {placeholders} audio tokens and the audio gives {sum(windows)}; "
+            "send another part of the song"
+        )
+    if 0 in windows:
+        raise UnprocessableError(
+            "the audio ends less than 20 ms into its last window of 30 s, which gives no audio "
+            "token; send a slightly shorter or longer part"
+        )
+
+
+def _check_shared(prepared: Sequence[PreparedRequest]) -> None:
+    keys = {(_sampling_key(row.sampling), row.features is not None) for row in prepared}
+    if len(keys) != 1:
+        raise ValueError(
+            f"the rows of a call must share do_sample, temperature, top_p, repetition_penalty and "
+            f"whether they hear audio; got {len(keys)} kinds among {len(prepared)} rows"
+        )
+
+
+def _sampling_key(sampling: Sampling) -> tuple[float, ...]:
+    drawn = () if sampling.greedy else (sampling.temperature, sampling.top_p)
+    return (sampling.repetition_penalty, *drawn)
+
+
+def _check_not_cancelled(is_cancelled: Callable[[], bool]) -> None:
+    if is_cancelled():
+        raise EngineDeadError("the engine was shut down before the answer; send the prompt again")
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait until the thread is done, however often the waiting task is cancelled meanwhile."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+    future.exception()  # taken note of: nobody may be left to ask for it
