@@ -51,6 +51,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_context_lost(error: Exception) -> bool:
     """True after a failed assertion or access on the device: every later call fails alike."""
+    if is_out_of_memory(error):
+        return False
     return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and "CUDA error" in str(error)
     )

@@ -32,7 +32,7 @@ from adapter.sampling import (
     build_logits_processors,
     cut_answer,
 )
-from adapter.torch_errors import as_adapter_error, free_memory
+from adapter.torch_errors import as_adapter_error, free_memory, is_context_lost
 
 if TYPE_CHECKING:
     from adapter.checkpoint import Checkpoint
@@ -161,8 +161,8 @@ class TransformersEngine:
                 sequences = self._decode(prepared, is_cancelled)
             return [self._output(row, ids) for row, ids in zip(prepared, sequences, strict=True)]
         except Exception as error:
+            self._dead = self._dead or is_context_lost(error)
             failure = as_adapter_error(error, f"generate() on {len(prepared)} prompts")
-        self._dead = self._dead or isinstance(failure, EngineDeadError)
         if isinstance(failure, EngineOutOfMemoryError):
             free_memory()
         raise failure
