@@ -55,9 +55,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _demo_model(args: argparse.Namespace) -> int:
-    from adapter.demo_model import SHAPES, write_demo_model
+    from adapter.demo_model import SMALL, TINY, write_demo_model
 
-    write_demo_model(args.directory, seed=args.seed, shape=SHAPES[args.shape])
+    shape = {"tiny": TINY, "small": SMALL}[args.shape]
+    write_demo_model(args.directory, seed=args.seed, shape=shape)
     print(f"wrote {args.directory}: random weights, its answers mean nothing")
     return 0
 

@@ -36,7 +36,8 @@ class Ticket:
     """One prompt on its way: how its input is made, and what came of it.
 
     `elapsed_seconds` is the prompt's share of the engine's time over all its attempts, and
-    `queue_seconds` the wait between its finished input and the engine's door.
+    `queue_seconds` the wait between its finished input and the engine's door. `made_at` and
+    `left_at` are monotonic seconds, 0 where it never came so far.
     """
 
     make_request: Callable[[], Awaitable[EngineRequest]]
@@ -49,6 +50,7 @@ class Ticket:
     queue_seconds: float = 0.0
     error: AdapterError | None = None
     made_at: float = 0.0
+    left_at: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -193,8 +195,10 @@ class Scheduler:
 
     def _settle(self, inside: dict[str, Ticket]) -> None:
         shares = self._meter.leave(list(inside))
+        now = time.monotonic()
         for ticket, share_seconds in zip(inside.values(), shares, strict=True):
             ticket.elapsed_seconds += share_seconds
+            ticket.left_at = now
 
 
 def sampling_groups(tickets: Sequence[Ticket], group_size: int) -> list[list[Ticket]]:

@@ -27,7 +27,7 @@ class Supervisor:
         self._settings = settings
         self._start = start
         self._task: asyncio.Task[None] | None = None
-        self._service: Service | None = None
+        self.service_or_none: Service | None = None
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
@@ -38,14 +38,14 @@ class Supervisor:
         """End the engine; one that is still starting is waited for, so that it can be ended."""
         if self._task is not None:
             await self._task
-        if self._service is not None:
-            await self._service.close()
+        if self.service_or_none is not None:
+            await self.service_or_none.close()
 
     @property
     def service(self) -> Service:
         """The service that answers. Raises UnavailableError while there is none."""
-        if self._service is not None:
-            return self._service
+        if self.service_or_none is not None:
+            return self.service_or_none
         if self.failure is not None:
             raise UnavailableError(f"the engine did not start: {self.failure}", code="failed")
         raise UnavailableError("the engine is starting; try again in a minute", code="starting")
@@ -53,10 +53,10 @@ class Supervisor:
     async def status(self) -> Status:
         if self.failure is not None:
             return "failed"
-        if self._service is None:
+        if self.service_or_none is None:
             return "starting"
         try:
-            await self._service.engine.check_health()
+            await self.service_or_none.engine.check_health()
         except EngineDeadError:
             return "failed"
         return "ok"
@@ -72,7 +72,7 @@ class Supervisor:
             logger.error("the engine does not start: %s", self.failure, exc_info=not known)
             self.on_failure()
             return
-        self._service = service
+        self.service_or_none = service
         logger.info(
             "serving %s on %s (%s)",
             service.checkpoint.name,

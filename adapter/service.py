@@ -1,0 +1,298 @@
+"""Prompts and songs in, answers out: the way of a request between the wire and the engine."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
+
+from adapter import schemas
+from adapter.audio import AudioBase64, AudioLimits, AudioUpload, AudioUrl, Songs, Source, cut
+from adapter.billing import Meter
+from adapter.checkpoint import Checkpoint, load_checkpoint
+from adapter.compat import Scheduler, Ticket
+from adapter.decoder import DecoderPool
+from adapter.engine import Engine, start_engine
+from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
+from adapter.prompting import Prompter
+from adapter.request import Clip, EngineRequest
+from adapter.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """One prompt of a request: what it asks, what it hears, and where it stands in the body."""
+
+    prompt: schemas.PromptFields
+    source: Source | None
+    path: str  # "prompts.3." in a batch, "" alone
+    clip: Clip | None = None
+    num_audio_tokens: int = 0
+    audio_seconds: float = 0.0
+
+
+def start_service(settings: Settings) -> "Service":
+    """Read the checkpoint and start the engine; blocks until the weights are loaded.
+
+    Raises SettingsError for a checkpoint that cannot be had, and what stops the engine.
+    """
+    logger.info("reading the checkpoint %s", settings.model)
+    checkpoint = load_checkpoint(
+        settings.model, settings.revision, max_model_len=settings.max_model_len
+    )
+    logger.info("loading the weights; this takes minutes for the real ones")
+    engine, reason = start_engine(settings, checkpoint)
+    return Service(settings, checkpoint, engine, reason)
+
+
+class Service:
+    """Answers requests on one engine.
+
+    `open` starts what needs an event loop; `close` ends the engine and the decoders.
+    """
+
+    def __init__(
+        self, settings: Settings, checkpoint: Checkpoint, engine: Engine, engine_reason: str
+    ) -> None:
+        self._settings = settings
+        self.checkpoint = checkpoint
+        self.engine = engine
+        self.engine_reason = engine_reason
+        self.meter = Meter()
+        self._prompter = Prompter(checkpoint)
+        self._scheduler = Scheduler(engine, self.meter, max_num_seqs=settings.max_num_seqs)
+        self._decoders = DecoderPool(
+            settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
+        )
+        self._audio_limits = AudioLimits(
+            max_bytes=settings.max_audio_bytes,
+            allowed_hosts=settings.allowed_audio_hosts,
+            allow_private=settings.allow_private_audio_urls,
+        )
+
+    async def open(self) -> None:
+        await self._decoders.start()
+
+    async def close(self) -> None:
+        await self._decoders.close()
+        await self.engine.shutdown()
+
+    async def generate(
+        self, prompt: schemas.GenerateRequest, upload: BinaryIO | None
+    ) -> schemas.Answer:
+        """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
+        started_at = time.monotonic()
+        asked = _Asked(prompt, _source(prompt, upload), path="")
+        async with self._songs() as songs:
+            (ticket,) = await self._decode(songs, [asked], None, started_at)
+        if ticket.error is not None:
+            raise ticket.error
+        return self._answer(asked, ticket, started_at)
+
+    async def generate_batch(
+        self, batch: schemas.GenerateBatchRequest, upload: BinaryIO | None
+    ) -> schemas.BatchAnswer:
+        """Many prompts, an answer each.
+
+        Raises AdapterError where the shared song cannot be had, and DeadlineExceededError where
+        time ran out before any answer was finished.
+        """
+        started_at = time.monotonic()
+        shared = _source(batch, upload)
+        asked = [
+            _Asked(prompt, _source(prompt, None) or shared, path=f"prompts.{index}.")
+            for index, prompt in enumerate(batch.prompts)
+        ]
+        async with self._songs() as songs:
+            await self._load_shared(songs, asked, shared)
+            tickets = await self._decode(songs, asked, batch.group_size, started_at)
+        _raise_if_nothing_finished(tickets)
+        return self._batch_answer(
+            [
+                self._answer(one, ticket, started_at)
+                for one, ticket in zip(asked, tickets, strict=True)
+            ],
+            started_at,
+        )
+
+    def _songs(self) -> Songs:
+        return Songs(self._decoders, self._audio_limits)
+
+    async def _load_shared(
+        self, songs: Songs, asked: Sequence[_Asked], shared: Source | None
+    ) -> None:
+        """Load the batch's song first: where it cannot be had, the whole request fails."""
+        first = next((one for one in asked if one.source is shared), None)
+        if shared is None or first is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_seconds):
+                first.audio_seconds = (await songs.load(shared)).audio_seconds
+        except TimeoutError:
+            raise DeadlineExceededError(
+                "the song was not there in time; send a shorter one or the file itself"
+            ) from None
+
+    async def _decode(
+        self, songs: Songs, asked: Sequence[_Asked], group_size: int | None, started_at: float
+    ) -> list[Ticket]:
+        for one in asked:
+            _check_moment_has_song(one)
+        tickets = [Ticket(partial(self._make_request, songs, one)) for one in asked]
+        passed_seconds = time.monotonic() - started_at
+        await self._scheduler.run(
+            tickets,
+            group_size=group_size,
+            timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
+        )
+        return tickets
+
+    async def _make_request(self, songs: Songs, asked: _Asked) -> EngineRequest:
+        """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
+        if asked.source is not None:
+            await self._hear(songs, asked, asked.source)
+        prompt = asked.prompt
+        token_ids = await asyncio.to_thread(
+            self._prompter.encode, prompt.prompt, with_audio=asked.clip is not None
+        )
+        sampling = prompt.to_sampling()
+        room = self._room(token_ids, asked)
+        return EngineRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=token_ids,
+            clip=asked.clip,
+            num_audio_tokens=asked.num_audio_tokens,
+            sampling=dataclasses.replace(
+                sampling, max_new_tokens=min(sampling.max_new_tokens, room)
+            ),
+        )
+
+    async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> None:
+        loaded = await songs.load(source)
+        asked.audio_seconds = asked.audio_seconds or loaded.audio_seconds
+        asked.clip = cut(
+            loaded.song,
+            start_seconds=asked.prompt.start_seconds,
+            end_seconds=asked.prompt.end_seconds,
+            max_seconds=self.checkpoint.max_clip_seconds(),
+            audible=self.checkpoint.audible_samples,
+        )
+        asked.num_audio_tokens = self.checkpoint.num_audio_tokens(len(asked.clip.samples))
+        if asked.num_audio_tokens == 0:
+            raise UnprocessableError(
+                f"the audio is {asked.clip.heard_seconds:g} s long, shorter than one audio token; "
+                "send at least 0.04 s",
+                code="audio_too_short",
+                field=source.field,
+            )
+
+    def _room(self, token_ids: Sequence[int], asked: _Asked) -> int:
+        """The tokens that the context has left for an answer."""
+        num_tokens = len(token_ids)
+        if asked.clip is not None:
+            num_tokens += asked.num_audio_tokens - 1 + self.checkpoint.num_boundary_tokens
+        room = self.checkpoint.context_tokens - num_tokens
+        if room < 1:
+            raise UnprocessableError(
+                f"the prompt has {num_tokens} tokens with its audio and the context holds "
+                f"{self.checkpoint.context_tokens}; shorten the text or choose a moment",
+                code="prompt_too_long",
+                field="prompt",
+            )
+        return room
+
+    def _answer(self, asked: _Asked, ticket: Ticket, started_at: float) -> schemas.Answer:
+        failed = ticket.error is not None
+        return schemas.Answer(
+            response="" if failed else self._prompter.decode(ticket.token_ids),
+            error=_answer_error(ticket.error, asked.path),
+            finish_reason=None if failed else ticket.finish_reason,
+            usage=schemas.Usage(
+                prompt_tokens=ticket.prompt_tokens,
+                completion_tokens=len(ticket.token_ids),
+                cached_tokens=ticket.cached_tokens,
+                audio_tokens=asked.num_audio_tokens,
+            ),
+            audio=_audio_info(asked.clip),
+            elapsed_seconds=ticket.elapsed_seconds,
+            cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
+            gpu_usd_per_second=self._settings.rate_usd_per_second,
+            rate_source=self._settings.rate_source,
+            model=self.checkpoint.name,
+            engine=self.engine.name,
+            timings=schemas.Timings(
+                audio_seconds=asked.audio_seconds,
+                queue_seconds=ticket.queue_seconds,
+                wall_seconds=(ticket.left_at or time.monotonic()) - started_at,
+            ),
+        )
+
+    def _batch_answer(
+        self, answers: list[schemas.Answer], started_at: float
+    ) -> schemas.BatchAnswer:
+        return schemas.BatchAnswer(
+            answers=answers,
+            elapsed_seconds=sum(answer.elapsed_seconds for answer in answers),
+            cost_usd=sum(answer.cost_usd for answer in answers),
+            gpu_usd_per_second=self._settings.rate_usd_per_second,
+            rate_source=self._settings.rate_source,
+            model=self.checkpoint.name,
+            engine=self.engine.name,
+            timings=schemas.Timings(
+                audio_seconds=max(answer.timings.audio_seconds for answer in answers),
+                queue_seconds=max(answer.timings.queue_seconds for answer in answers),
+                wall_seconds=time.monotonic() - started_at,
+            ),
+        )
+
+
+def _source(fields: schemas.AudioSource, upload: BinaryIO | None) -> Source | None:
+    if upload is not None:
+        return AudioUpload(upload)
+    if fields.audio is not None:
+        return AudioBase64(fields.audio)
+    if fields.audio_url is not None:
+        return AudioUrl(fields.audio_url)
+    return None
+
+
+def _check_moment_has_song(asked: _Asked) -> None:
+    for field in ("start_seconds", "end_seconds"):
+        if asked.source is None and getattr(asked.prompt, field) is not None:
+            raise UnprocessableError(
+                f"{field} chooses a part of a song, but this prompt hears none; send audio_url or "
+                "audio, or leave it out",
+                code="moment_without_audio",
+                field=asked.path + field,
+            )
+
+
+def _raise_if_nothing_finished(tickets: Sequence[Ticket]) -> None:
+    errors = [ticket.error for ticket in tickets]
+    late = next((error for error in errors if isinstance(error, DeadlineExceededError)), None)
+    if late is not None and all(error is not None for error in errors):
+        raise late
+
+
+def _answer_error(error: AdapterError | None, path: str) -> schemas.AnswerError | None:
+    if error is None:
+        return None
+    field = path + error.field if error.field else None
+    return schemas.AnswerError(code=error.code, message=error.message, field=field)
+
+
+def _audio_info(clip: Clip | None) -> schemas.AudioInfo | None:
+    if clip is None:
+        return None
+    return schemas.AudioInfo(
+        duration_seconds=clip.duration_seconds,
+        start_seconds=clip.start_seconds,
+        heard_seconds=clip.heard_seconds,
+        truncated=clip.truncated,
+    )
