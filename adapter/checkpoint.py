@@ -133,6 +133,7 @@ def load_checkpoint(
         eos_token_ids=eos_token_ids,
         pad_token_id=eos_token_ids[-1] if pad_token_id is None else pad_token_id,
     )
+    _check_agrees(checkpoint, config, model)
     _check_hears(checkpoint)
     return checkpoint
 
@@ -234,6 +235,17 @@ def _context_tokens(config: Any, max_model_len: int | None) -> int:
             "checkpoint's context"
         )
     return max_model_len
+
+
+def _check_agrees(checkpoint: Checkpoint, config: Any, model: str) -> None:
+    """transformers makes a tokenizer up where its file is missing; its ids are others."""
+    if checkpoint.audio_token_id == config.audio_token_id:
+        return
+    raise SettingsError(
+        f"ADAPTER_MODEL={model}: the audio token is {checkpoint.audio_token_id} in its tokenizer "
+        f"and {config.audio_token_id} in its config.json; expected files of one checkpoint, "
+        "tokenizer.json among them"
+    )
 
 
 def _check_hears(checkpoint: Checkpoint) -> None:

@@ -256,7 +256,7 @@ def successor_weights(tokenizer: Qwen2Tokenizer, embeddings: torch.Tensor) -> to
     size, width = embeddings.shape
     follows = torch.zeros(size, size)
     for line in CORPUS.splitlines():
-        ids = [*tokenizer.encode(line), tokenizer.eos_token_id]
+        ids = [*tokenizer.encode(f"\n{line}"), tokenizer.eos_token_id]  # answers follow a newline
         for token, successor in pairwise(ids):
             follows[successor, token] += 1
     occurs = follows.any(dim=1)

@@ -63,7 +63,7 @@ def test_a_text_only_prompt_has_the_processors_own_ids(
     assert list(prompter.encode(text, with_audio=False)) == own_ids(processor, text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(TEXTS)
 @example(" ")
 @example("\u0338a mark that would compose with the > of a token")
