@@ -39,7 +39,7 @@ def generate(**fields: object) -> PromptFields:
 def refusal(obj: object, *, batch: bool = False, uploaded: bool = False) -> UnprocessableError:
     model = MODELS.generate_batch if batch else MODELS.generate
     with pytest.raises(UnprocessableError) as caught:
-        parse(model, obj, uploaded=uploaded)  # type: ignore[type-var]
+        parse(model, obj, uploaded=uploaded)
     assert caught.value.status == 422
     assert len(caught.value.message) < 500
     return caught.value
