@@ -25,12 +25,12 @@ from adapter.request import SAMPLING_RATE, Clip
 __all__ = [
     "AudioBase64",
     "AudioLimits",
-    "AudioSource",
     "AudioUpload",
     "AudioUrl",
     "LoadedSong",
     "Song",
     "Songs",
+    "Source",
     "cut",
 ]
 
@@ -63,7 +63,7 @@ class AudioUpload:
     field = "audio"
 
 
-AudioSource = AudioUrl | AudioBase64 | AudioUpload
+Source = AudioUrl | AudioBase64 | AudioUpload
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Songs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def load(self, source: AudioSource) -> LoadedSong:
+    async def load(self, source: Source) -> LoadedSong:
         """Receive and decode a source.
 
         A caller that is cancelled leaves the load running for the others. Raises UnprocessableError
@@ -128,14 +128,14 @@ class Songs:
         self._loads[key] = task
         return task
 
-    async def _load(self, source: AudioSource) -> Song:
+    async def _load(self, source: Source) -> Song:
         async with self._receive(source) as encoded:
             if encoded.digest not in self._loads:
                 self._once(encoded.digest, self._pool.decode(encoded.file))
             return await asyncio.shield(self._loads[encoded.digest])
 
     @contextlib.asynccontextmanager
-    async def _receive(self, source: AudioSource) -> AsyncIterator[EncodedSong]:
+    async def _receive(self, source: Source) -> AsyncIterator[EncodedSong]:
         limits = self._limits
         if isinstance(source, AudioUpload):
             yield await asyncio.to_thread(read_upload, source.file, limits.max_bytes)

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import reduce
 from typing import IO, Any, cast
 
 import av
@@ -26,7 +27,9 @@ import av.logging
 import numpy as np
 import numpy.typing as npt
 import soxr  # type: ignore[import-untyped]
+from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.packet import Packet
@@ -44,22 +47,19 @@ _MAX_OPEN_FILES = 16
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Demuxers that read one file only: no playlists (hls, dash, concat), no devices, no image series.
-_FORMATS = (
-    "wav,w64,aiff,au,caf,mp3,flac,ogg,mov,matroska,webm,asf,aac,ac3,eac3,amr,ape,wv,tta,"
-    "avi,flv,mpeg,mpegts"
-)
+# None whose streams appear while it is read (mpegts, mpeg, flv): PyAV 18.1 then reads past the end
+# of an array in `demux`.
+_FORMATS = "wav,w64,aiff,au,caf,mp3,flac,ogg,mov,matroska,webm,asf,aac,ac3,eac3,amr,ape,wv,tta,avi"
 # Audio decoders alone: FFmpeg would otherwise run video decoders to probe a video's streams.
 _CODECS = (
     "pcm_alaw,pcm_mulaw,pcm_u8,pcm_s8,pcm_s8_planar,pcm_s16le,pcm_s16be,pcm_s16le_planar,"
     "pcm_s16be_planar,pcm_s24le,pcm_s24be,pcm_s24le_planar,pcm_s32le,pcm_s32be,pcm_s32le_planar,"
+    "pcm_s64le,pcm_s64be,"
     "pcm_f32le,pcm_f32be,pcm_f64le,pcm_f64be,adpcm_ms,adpcm_ima_wav,adpcm_ima_qt,"
     "mp3float,mp3,mp2float,mp2,mp1float,mp1,flac,vorbis,opus,libopus,aac,aac_latm,alac,"
     "wmav1,wmav2,wmapro,wmalossless,ac3,eac3,ape,wavpack,tta,speex,amrnb,amrwb"
 )
 _CONTAINER_OPTIONS = {"format_whitelist": _FORMATS, "codec_whitelist": _CODECS}
-
-# FFmpeg's sample formats, by their packed name: what full scale is, and what zero is.
-_FULL_SCALE = {"u8": 128.0, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
 
 
 class DescriptorReader:
@@ -227,7 +227,7 @@ def read_packets(
     """The packets, as far as the container can be read, and None, which drains the decoder."""
     try:
         yield from (packet for packet in container.demux(stream) if packet.size)
-    except (av.error.FFmpegError, ValueError) as error:
+    except (av.error.FFmpegError, ValueError, IndexError) as error:
         raise_if_memory(error)
         damage.bad_packets += 1
     yield None
@@ -260,42 +260,39 @@ def check_shape(rate: int, num_channels: int) -> None:
 
 
 def join_frames(frames: Iterator[AudioFrame]) -> Iterator[AudioFrame]:
-    """Blocks of about a second and of one shape each.
+    """Interleaved float frames ("flt") of about a second and of one shape each.
 
     Codecs make frames of some 20 ms, and NumPy's overhead on each would cost more than decoding.
+    FFmpeg interleaves, since PyAV (18.1) reads past the end of the list of planes where each of
+    eight channels or more has a plane of its own.
     """
-    fifo = av.AudioFifo()
+    fifo, interleaver = AudioFifo(), AudioResampler(format="flt")
     shape = ("", 0, 0)
     for frame in frames:
         frame_shape = (frame.format.name, frame.sample_rate, frame.layout.nb_channels)
         if frame_shape != shape:  # the queue itself would not notice another channel count
             check_shape(frame.sample_rate, frame.layout.nb_channels)
-            yield from fifo.read_many(0)
-            fifo, shape = av.AudioFifo(), frame_shape
+            yield from drain(fifo, interleaver)
+            fifo, interleaver = AudioFifo(), AudioResampler(format="flt")
+            shape = frame_shape
         frame.pts = None  # a gap between time stamps is no error here
         fifo.write(frame)
         if fifo.samples >= frame.sample_rate:
-            yield from fifo.read_many(0)
-    yield from fifo.read_many(0)
+            yield from drain(fifo, interleaver)
+    yield from drain(fifo, interleaver)
+
+
+def drain(fifo: AudioFifo, interleaver: AudioResampler) -> Iterator[AudioFrame]:
+    for block in fifo.read_many(0):
+        yield from interleaver.resample(block)
 
 
 def to_mono(frame: AudioFrame) -> npt.NDArray[np.float32]:
-    """The mean of the channels, float32 of shape (num_samples,), full scale ±1."""
-    name = frame.format.name.removesuffix("p")
-    if name not in _FULL_SCALE:
-        raise NotAudioError(f"The audio has samples of the unknown kind {name!r}.")
-    samples = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(frame.samples, -1).T
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, then 0
-        channels = samples.astype(np.float32)
-    if name == "u8":
-        channels -= 128
-    if samples.dtype.kind == "f":
-        channels[~np.isfinite(channels)] = 0
-        np.clip(channels, -MAX_AMPLITUDE, MAX_AMPLITUDE, out=channels)
-    mono = channels[0] if len(channels) == 1 else channels.mean(axis=0, dtype=np.float32)
-    return cast(npt.NDArray[np.float32], mono / np.float32(_FULL_SCALE[name]))
+    """The mean of an interleaved frame's channels, float32 of shape (num_samples,)."""
+    channels = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
+    finite = np.where(np.isfinite(channels), channels, np.float32(0))
+    bounded = finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
+    return cast(npt.NDArray[np.float32], reduce(np.add, bounded.T) / np.float32(bounded.shape[1]))
 
 
 def raise_if_memory(error: Exception) -> None:
@@ -347,6 +344,12 @@ def answer(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[s
             "code": "audio_too_complex",
             "message": "Decoding the audio takes more memory than is allowed; send it in a simpler"
             " format, such as 16-bit WAV or MP3, without pictures.",
+        }
+    except (av.error.FFmpegError, ValueError):
+        return {
+            "error": "NotAudioError",
+            "code": NotAudioError.code,
+            "message": "The audio has a form that cannot be decoded; send WAV, FLAC or MP3.",
         }
 
 
