@@ -1,0 +1,33 @@
+"""The wire's tests run against a real server, on either engine; a vLLM one is started once."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reference import Reference
+from tests.server import Server, running_server
+from tests.songs import real_song
+
+ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def server(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server on the demo checkpoint in float32."""
+    log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
+    with running_server(demo_model, request.param, log) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def reference(demo_model: Path) -> Reference:
+    return Reference(demo_model)
+
+
+@pytest.fixture(scope="session")
+def real_song_base64() -> str:
+    return base64.b64encode(real_song().read_bytes()).decode()
