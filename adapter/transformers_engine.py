@@ -171,6 +171,7 @@ class TransformersEngine:
         self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
     ) -> list[list[int]]:
         """The token ids of each row after its prompt, padding behind a row's end included."""
+        _check_not_cancelled(is_cancelled)
         device = self._model.device
         samplings = [row.sampling for row in prepared]
         input_ids, attention_mask = pad_left([row.prompt_token_ids for row in prepared], device)

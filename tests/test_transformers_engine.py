@@ -559,8 +559,10 @@ async def test_the_event_loop_stays_free_while_a_call_runs(bench: Bench) -> None
             longest_seconds = max(longest_seconds, time.monotonic() - start)
 
     ticking = asyncio.create_task(tick())
+    start = time.monotonic()
     await bench.answer(*requests)
+    call_seconds = time.monotonic() - start
     watch = False
     await ticking
-    print(f"longest hold {longest_seconds:.3f} s")
-    assert longest_seconds < 0.3
+    print(f"longest hold {longest_seconds:.3f} s of {call_seconds:.3f} s")
+    assert longest_seconds < call_seconds / 4
