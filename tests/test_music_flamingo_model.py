@@ -9,18 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import transformers
 
 pytest.importorskip("vllm")
 
 from safetensors.torch import load_file
-from transformers import (
-    AutoProcessor,
-    MusicFlamingoConfig,
-    MusicFlamingoForConditionalGeneration,
-)
+from transformers import AutoProcessor, MusicFlamingoConfig
 from transformers.models.musicflamingo import modeling_musicflamingo as reference
 
 from adapter import music_flamingo, plugin
+from adapter.demo_model import TINY, Architecture, write_demo_model
 
 REAL_WIDTH = 1280
 WINDOW_FRAMES = 3000  # mel frames in 30 s
@@ -241,35 +239,46 @@ def test_the_longest_song_that_memory_is_measured_with_is_what_can_be_heard(
 class Pair:
     """One checkpoint under vLLM's modules and under transformers'."""
 
-    ours: music_flamingo.MusicFlamingoForConditionalGeneration
-    theirs: MusicFlamingoForConditionalGeneration
+    ours: music_flamingo.AudioFlamingo3ForConditionalGeneration
+    theirs: Any
     weights: dict[str, torch.Tensor]  # by the uploads' naming
 
 
 @pytest.fixture(scope="module")
-def pair(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    from vllm.config import set_current_vllm_config
+def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM's modules want their process groups, of one process here."""
+    from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
+
+    rendezvous = f"file://{tmp_path_factory.mktemp('rendezvous') / 'file'}"
+    with set_current_vllm_config(VllmConfig()), torch.no_grad():
+        parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
+        parallel_state.ensure_model_parallel_initialized(1, 1)
+        yield
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+
+def load_pair(directory: Path, architecture: str) -> Pair:
+    from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    plugin.check_registered("MusicFlamingoForConditionalGeneration")
-    args = EngineArgs(
-        model=str(demo_model), dtype="float32", enforce_eager=True, max_model_len=8192
-    )
+    plugin.check_registered(architecture)
+    args = EngineArgs(model=str(directory), dtype="float32", enforce_eager=True, max_model_len=8192)
     config = args.create_engine_config()
-    rendezvous = f"file://{tmp_path_factory.mktemp('rendezvous') / 'file'}"
-    saved = load_file(demo_model / "model.safetensors")
+    saved = load_file(directory / "model.safetensors")
     weights = {name.replace("model.model.model.", "model.model."): w for name, w in saved.items()}
-    theirs = MusicFlamingoForConditionalGeneration.from_pretrained(demo_model).eval()
-    with set_current_vllm_config(config), torch.no_grad():
-        parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
-        parallel_state.ensure_model_parallel_initialized(1, 1)
-        ours = initialize_model(config)
-        ours.load_weights(weights.items())
-        yield Pair(ours.eval(), theirs, weights)
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
+    with set_current_vllm_config(config):
+        ours = initialize_model(config).eval()
+    ours.load_weights(weights.items())
+    theirs = getattr(transformers, architecture).from_pretrained(directory).eval()
+    return Pair(ours, theirs, weights)
+
+
+@pytest.fixture(scope="module")
+def pair(demo_model: Path, parallel_state: None) -> Pair:  # noqa: ARG001
+    return load_pair(demo_model, "MusicFlamingoForConditionalGeneration")
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
@@ -306,8 +315,9 @@ def reference_embeddings(pair: Pair, song: tuple[torch.Tensor, torch.Tensor]) ->
     features, mask = song
     lengths = ((mask.sum(-1) - 1) // 2 + 1 - 2) // 2 + 1
     audio_tokens = torch.full((1, int(lengths.sum())), pair.theirs.config.audio_token_id)
-    output = pair.theirs.get_audio_features(features, mask, audio_tokens)
-    return output.pooler_output
+    output = pair.theirs.get_audio_features(features, mask, input_ids=audio_tokens)
+    embeddings: torch.Tensor = output.pooler_output
+    return embeddings
 
 
 SONGS = ([3000, 3000, 1200], [3000], [400], [3000, 3000, 3000, 3000, 1000], [3000, 4])
@@ -353,3 +363,21 @@ def test_a_long_song_is_encoded_in_slices_with_the_same_result(
     hook.remove()
     assert slices == [8, 8, 3, 19]
     torch.testing.assert_close(sliced, at_once, atol=1e-5, rtol=0)
+
+
+def test_audio_flamingo_3_loads_what_transformers_saved_and_embeds_as_the_reference(
+    tmp_path: Path,
+    parallel_state: None,  # noqa: ARG001
+) -> None:
+    """vLLM's own class stops at `language_model.model.model.*`; the registered one does not."""
+    architecture: Architecture = "AudioFlamingo3ForConditionalGeneration"
+    shape = dataclasses.replace(TINY, architecture=architecture, max_audio_seconds=600)
+    write_demo_model(tmp_path / "model", shape=shape)
+    pair = load_pair(tmp_path / "model", architecture)
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert any(name.startswith("language_model.model.model.") for name in saved)
+    assert pair.ours.load_weights(saved.items()) == dict(pair.ours.named_parameters()).keys()
+    features, mask = mel([3000, 3000, 1200])
+    expected = pair.theirs.get_audio_features(features, mask).pooler_output
+    embeddings, _ = embed(pair, (features, mask), mel([400], seed=1))
+    torch.testing.assert_close(embeddings, expected, atol=2e-5, rtol=0)
