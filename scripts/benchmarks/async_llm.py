@@ -1,0 +1,107 @@
+"""vLLM's AsyncLLM called directly: what the adapter's path costs on top shows against this.
+
+The engine's options and the prompts' token ids are the adapter's; the requests are vLLM's own.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from benchmarks.adapter_server import make_settings
+from benchmarks.workload import (
+    WARM_UP_PROMPT,
+    Answer,
+    Outcome,
+    Report,
+    Run,
+    SongState,
+    Workload,
+    find_device,
+    read_song,
+)
+
+
+def run(workload: Workload, report: Report) -> Outcome:
+    """Each song new, then once more with its prefix cached."""
+    return asyncio.run(_run(workload, report))
+
+
+async def _run(workload: Workload, report: Report) -> Outcome:
+    settings = make_settings(workload, "vllm")
+    device = find_device()
+    report(0, "starting")
+    started = time.perf_counter()
+    engine = await asyncio.to_thread(Engine, settings)
+    start_seconds = time.perf_counter() - started
+    try:
+        await engine.answer(read_song(workload.warm_up_song), "warm-up", WARM_UP_PROMPT, 4)
+        runs = [
+            await _run_song(engine, workload, song_index, state, report)
+            for song_index in range(len(workload.songs))
+            for state in ("new", "known")
+        ]
+    finally:
+        await asyncio.to_thread(engine.llm.shutdown)
+    return Outcome(tuple(runs), device, start_seconds, settings)
+
+
+async def _run_song(
+    engine: "Engine", workload: Workload, song_index: int, state: SongState, report: Report
+) -> Run:
+    report(0, f"answering, song {state}")
+    started = time.perf_counter()
+    samples = read_song(workload.songs[song_index])
+    answers = await asyncio.gather(
+        *(
+            engine.answer(samples, f"song-{song_index}", prompt, workload.max_new_tokens)
+            for prompt in workload.prompts
+        )
+    )
+    wall_seconds = time.perf_counter() - started
+    report(len(answers), f"answering, song {state}")
+    return Run(song_index, state, wall_seconds, tuple(answers))
+
+
+class Engine:
+    """AsyncLLM with the options that the adapter would give it under `settings`."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from adapter.checkpoint import load_checkpoint
+        from adapter.engine import engine_args
+        from adapter.prompting import Prompter
+        from adapter.settings import load_settings
+
+        loaded = load_settings(settings)
+        checkpoint = load_checkpoint(
+            loaded.model, loaded.revision, max_model_len=loaded.max_model_len
+        )
+        self.prompter = Prompter(checkpoint)
+        self.stop_token_ids = list(checkpoint.eos_token_ids)
+        self.llm: Any = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**engine_args(loaded, checkpoint))
+        )
+        self.num_requests = 0
+
+    async def answer(self, samples: Any, uuid: str, prompt: str, max_new_tokens: int) -> Answer:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.num_requests += 1
+        request = {
+            "prompt_token_ids": list(self.prompter.encode(prompt, with_audio=True)),
+            "multi_modal_data": {"audio": [(samples, 16_000)]},
+            "multi_modal_uuids": {"audio": [uuid]},
+        }
+        params = SamplingParams(
+            max_tokens=max_new_tokens,
+            temperature=0.0,
+            stop_token_ids=self.stop_token_ids,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        async for output in self.llm.generate(request, params, f"bench-{self.num_requests}"):
+            completion = output.outputs[0]
+        token_ids = tuple(completion.token_ids)
+        return Answer(completion.text, len(token_ids), token_ids)
