@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -181,17 +181,29 @@ class Scheduler:
         self._meter.enter(list(inside))
         _note_entry(inside.values())
         outputs = self._engine.generate([call.prepared for call in calls])
+        reading = asyncio.create_task(self._read(outputs, inside))
         try:
-            async for output in outputs:
-                ticket = inside[output.request_id]
-                ticket.add(output)
-                if ticket.ended and self._engine.continuous:
-                    self._settle({output.request_id: inside.pop(output.request_id)})
+            await asyncio.wait([reading])
+            reading.result()
         finally:
-            self._settle(inside)  # before the wait: a prompt leaves when its abort is issued
+            # Before the wait for the engine's step: a prompt leaves when its abort is issued.
+            self._settle(inside)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             await outputs.aclose()
         if not all(call.ticket.ended for call in calls):
             raise EngineError("the engine ended without an answer; send the prompt again")
+
+    async def _read(
+        self, outputs: AsyncGenerator[EngineOutput, None], inside: dict[str, Ticket]
+    ) -> None:
+        """Write outputs to their tickets; who has its answer leaves, but the rows of a static
+        engine's call leave together."""
+        async for output in outputs:
+            ticket = inside[output.request_id]
+            ticket.add(output)
+            if ticket.ended and self._engine.continuous:
+                self._settle({output.request_id: inside.pop(output.request_id)})
 
     def _settle(self, inside: dict[str, Ticket]) -> None:
         shares = self._meter.leave(list(inside))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from adapter.errors import (
     EngineOutOfMemoryError,
     UnprocessableError,
 )
-from adapter.request import Clip, EngineRequest, Sampling
+from adapter.request import Clip, EngineOutput, EngineRequest, Sampling
 from tests.fakes import FakeEngine, failing
 
 CLIP = Clip(np.zeros(16_000, np.float32), "a-song", 1.0, 0.0, False)
@@ -313,3 +313,26 @@ async def test_cancelling_a_batch_stops_its_work_and_settles_its_time(continuous
     assert sorted(engine.aborted) == ["p0", "p1", "p2"]
     assert meter.num_inside == 0
     assert paid(batch) == pytest.approx(meter.busy_seconds, abs=1e-9) and paid(batch) > 0.04
+
+
+class SlowToStop(FakeEngine):
+    """An engine whose step goes on for a while after its abort."""
+
+    async def generate(
+        self, prepared: Sequence[EngineRequest]
+    ) -> AsyncGenerator[EngineOutput, None]:
+        try:
+            async for output in super().generate(prepared):
+                yield output
+        finally:
+            await asyncio.shield(asyncio.sleep(0.3))
+
+
+@both
+async def test_an_aborted_prompt_does_not_pay_for_the_step_that_was_running(
+    continuous: bool,
+) -> None:
+    engine = SlowToStop(continuous=continuous, step_seconds=0.01)
+    one = ticket("a", Sampling(max_new_tokens=9999))
+    await run(engine, [one], timeout_seconds=0.1)
+    assert one.elapsed_seconds == pytest.approx(0.1, abs=0.05)
