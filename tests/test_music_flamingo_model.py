@@ -221,6 +221,13 @@ def test_a_text_only_prompt_stays_as_it_is(processor: Any, hf_processor: Any) ->
     assert processed["prompt_token_ids"] == hf_processor.tokenizer.encode(text)
 
 
+def test_a_chat_template_of_strings_gets_the_placeholder_as_text() -> None:
+    model = music_flamingo.MusicFlamingoForConditionalGeneration
+    assert model.get_placeholder_str("audio", 1) == "<sound>"
+    with pytest.raises(ValueError, match="takes no image"):
+        model.get_placeholder_str("image", 1)
+
+
 @pytest.mark.parametrize("seq_len", [2048, 8192, 40_000])
 def test_the_longest_song_that_memory_is_measured_with_is_what_can_be_heard(
     processor: Any, seq_len: int

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from adapter.checkpoint import load_checkpoint
+from adapter.engine import VllmEngine
+
 HERE = Path(__file__).parent
 
 
@@ -48,3 +51,9 @@ async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
         llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         yield llm
         await asyncio.to_thread(llm.shutdown)
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(async_llm: Any, demo_model: Path) -> VllmEngine:
+    """The adapter's engine around the shared AsyncLLM; never shut it down in a test."""
+    return VllmEngine(async_llm, load_checkpoint(str(demo_model)).eos_token_ids)
