@@ -140,16 +140,15 @@ class DecoderPool:
     async def close(self) -> None:
         """End all workers; songs at work fail with UnavailableError. May be called twice."""
         self._closed = True
-        for seat in self._starting:
-            seat.cancel()
-        if self._starting:
-            await asyncio.wait(self._starting)
         workers = list(self._workers)
         for worker in workers:
             worker.kill()
         await asyncio.gather(*(worker.process.wait() for worker in workers))
-        while not self._seats.empty():
-            self._dismiss(self._seats.get_nowait())
+        # Whoever waits for a seat finds one that says so.
+        for _ in range(self._seats.qsize()):
+            self._seats.put_nowait(self._replace(self._seats.get_nowait()))
+        if self._starting:
+            await asyncio.wait(self._starting)
 
     @contextlib.asynccontextmanager
     async def _lend_worker(self) -> AsyncIterator[Worker]:
@@ -185,7 +184,7 @@ class DecoderPool:
         return self._new_seat()
 
     def _dismiss(self, seat: asyncio.Task[Worker]) -> None:
-        if not seat.cancelled() and not seat.exception():
+        if seat.done() and not seat.cancelled() and not seat.exception():
             self._discard(seat.result())
 
     def _discard(self, worker: Worker) -> None:
@@ -194,8 +193,7 @@ class DecoderPool:
         self._workers.discard(worker)
 
     async def _start_worker(self) -> Worker:
-        if self._closed:
-            raise UnavailableError("The server is stopping; send the request again later.")
+        self._refuse_if_closed()
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
         try:
@@ -207,11 +205,16 @@ class DecoderPool:
         worker = Worker(process, control)
         self._workers.add(worker)
         try:
+            self._refuse_if_closed()
             await await_ready(worker)
         except BaseException:
             self._discard(worker)
             raise
         return worker
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise UnavailableError("The server is stopping; send the request again later.")
 
     async def _start_process(self, control_fd: int) -> asyncio.subprocess.Process:
         try:
@@ -241,8 +244,7 @@ class DecoderPool:
             ) from None
         if answer:
             return cast(dict[str, Any], json.loads(answer))
-        if self._closed:
-            raise UnavailableError("The server is stopping; send the request again later.")
+        self._refuse_if_closed()
         logger.warning("A decoder crashed on a file")
         raise decoder_failed()
 

@@ -1,0 +1,34 @@
+"""A decoder worker that does what the first bytes of a file say; run by the pool's tests alone."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from adapter import decoder_worker
+
+decode = decoder_worker.decode
+
+
+def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str, Any]:
+    order = os.pread(encoded_fd, 8, 0)
+    if order == b"CRASH   ":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if order == b"HANG    ":
+        time.sleep(3600)
+    if order == b"SPIN    ":
+        while True:
+            pass
+    if order == b"SWALLOW ":
+        bytearray(1 << 40)
+    if order == b"OPEN    ":
+        return {"num_samples": len([os.dup(encoded_fd) for _ in range(1000)])}
+    if order == b"LIE     ":
+        return {"num_samples": 1 << 30, "duration_seconds": 1.0}
+    return decode(encoded_fd, samples_fd, max_audio_seconds)
+
+
+if __name__ == "__main__":
+    decoder_worker.decode = obey
+    decoder_worker.main(sys.argv[1:])
