@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -124,13 +125,25 @@ async def test_16_khz_passes_untouched(pool: DecoderPool) -> None:
 
 
 @pytest.mark.parametrize("num_channels", range(1, 9))
-@pytest.mark.parametrize("name", ["wav-24", "flac", "alac", "wavpack"])
+@pytest.mark.parametrize("name", ["wav-24", "flac", "wavpack"])
 async def test_mono_is_the_plain_mean_of_all_channels(
     pool: DecoderPool, name: str, num_channels: int
 ) -> None:
     samples = melody(0.7, num_channels=num_channels)
     song = await decode(pool, encode(samples, name))
     np.testing.assert_allclose(song.samples, reference(samples, 44_100), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["m4a", "opus"])
+async def test_eight_channels_on_planes_of_their_own_are_all_heard(
+    pool: DecoderPool, name: str
+) -> None:
+    samples = melody(2, FORMATS[name].rate, num_channels=8)
+    samples[3] = 0  # the channel of low frequencies, of which codecs keep no more than those
+    song = await decode(pool, encode(samples, name))
+    expected = reference(samples, FORMATS[name].rate)
+    assert aligned_correlation(song.samples, expected) > 0.98
+    assert song.samples.std() == pytest.approx(expected.std(), rel=0.05)
 
 
 async def test_what_is_no_number_is_silence_and_what_is_huge_stays_finite(
@@ -173,7 +186,7 @@ async def test_a_real_song_of_five_minutes_is_decoded_whole(pool: DecoderPool) -
     with real_song().open("rb") as file:
         song = await pool.decode(file)
     assert song.duration_seconds == pytest.approx(321.75, abs=0.01)
-    assert len(song.samples) == round(song.duration_seconds * 16_000)
+    assert len(song.samples) == math.ceil(song.duration_seconds * 16_000)
     assert 0.1 < np.abs(song.samples).max() < 2
 
 
