@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,6 @@ def download(model: str, revision: str | None) -> Path:
     """Download what of a hub model is not in the cache yet, its configuration first: a model of
     another architecture is refused before gigabytes come. Raises SettingsError."""
     import huggingface_hub
-    from httpx import HTTPError
     from huggingface_hub.errors import HFValidationError
 
     at = f"{model} (revision {revision})" if revision else model
@@ -173,10 +173,16 @@ def download(model: str, revision: str | None) -> Path:
         check_architecture(model, Path(config))
         logger.info("downloading %s; files that are in the cache are kept", at)
         path = huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=FILES)
-    except (OSError, HTTPError, HFValidationError) as error:
+    except (OSError, HFValidationError, *_transport_errors()) as error:
         raise SettingsError(f"ADAPTER_MODEL={model}: {_why_no_download(error)}") from error
     logger.info("%s is complete in %s", at, path)
     return Path(path)
+
+
+def _transport_errors() -> list[type[Exception]]:
+    """What a broken connection raises: huggingface_hub speaks through httpx, since 2.0 httpx2."""
+    loaded = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return [module.HTTPError for module in loaded if module is not None]
 
 
 def _why_no_download(error: Exception) -> str:

@@ -46,8 +46,9 @@ def service_with(engine: FakeEngine) -> Callable[[Settings], Service]:
 
 
 async def ready(http: httpx.AsyncClient) -> None:
-    while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110 as a client would
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_generate_past_its_deadline_is_504_and_stopped(demo_model: Path) -> None:
@@ -166,17 +167,18 @@ async def test_settings_limit_what_a_request_may_ask(demo_model: Path) -> None:
 
 async def test_a_cap_is_lowered_to_what_the_context_has_left(demo_model: Path) -> None:
     engine = FakeEngine(continuous=True)
+    prompt = {"prompt": "word " * 2700}
     async with client(demo_model, engine) as http:
-        usage = (await http.post("/generate", json={"max_new_tokens": 1})).json()["usage"]
+        usage = (await http.post("/generate", json=prompt | {"max_new_tokens": 1})).json()["usage"]
     context_tokens = str(usage["prompt_tokens"] + 5)
     async with client(demo_model, engine, max_model_len=context_tokens) as http:
-        answer = (await http.post("/generate", json={"max_new_tokens": 100})).json()
+        answer = (await http.post("/generate", json=prompt | {"max_new_tokens": 100})).json()
     assert answer["usage"]["completion_tokens"] == 5
 
 
 async def test_a_prompt_that_leaves_no_room_is_refused(demo_model: Path) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), max_model_len="16") as http:
-        response = await http.post("/generate", json={"prompt": "word " * 50})
+    async with client(demo_model, FakeEngine(continuous=True), max_model_len="2700") as http:
+        response = await http.post("/generate", json={"prompt": "word " * 4000})
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "prompt_too_long"
 

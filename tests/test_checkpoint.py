@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import huggingface_hub
 import numpy as np
 import pytest
@@ -221,6 +222,7 @@ HUB = httpx.Request("GET", "https://hub.example/config.json")
         (errors.LocalEntryNotFoundError("offline"), "cannot be reached"),
         (http_error(errors.HfHubHTTPError, 500), "download failed.*first line$"),
         (httpx.ReadTimeout("too slow"), "download failed.*too slow"),
+        (httpx2.ReadTimeout("too slow"), "download failed.*too slow"),
         (OSError(28, "No space left on device"), "download failed.*No space left"),
     ],
 )
