@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import difflib
+import importlib.util
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -100,9 +101,14 @@ class VllmEngine:
     def start(cls, settings: "Settings", checkpoint: "Checkpoint") -> "VllmEngine":
         """Start vLLM's processes and load the weights (blocks for a minute and more).
 
-        Raises SettingsError for an engine argument that vLLM does not have, ImportError where vLLM
-        is not installed, and vLLM's own errors where it cannot run.
+        Raises SettingsError for an engine argument that vLLM does not have, EngineError where vLLM
+        is missing or without our plugin, and vLLM's own errors where it cannot run.
         """
+        if importlib.util.find_spec("vllm") is None:
+            raise EngineError(
+                "vLLM is not installed here; install the extra 'gpu' of this package, or set "
+                "ADAPTER_ENGINE=transformers"
+            )
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

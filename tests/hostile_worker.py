@@ -10,6 +10,8 @@ from adapter import decoder_worker
 
 decode = decoder_worker.decode
 
+UNLIMITED = {"error": "NotAudioError", "code": "no_limit", "message": "A limit is missing."}
+
 
 def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str, Any]:
     order = os.pread(encoded_fd, 8, 0)
@@ -21,11 +23,15 @@ def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str
         while True:
             pass
     if order == b"SWALLOW ":
-        bytearray(1 << 40)
+        bytearray(2 << 30)
+        return UNLIMITED
     if order == b"OPEN    ":
-        return {"num_samples": len([os.dup(encoded_fd) for _ in range(1000)])}
+        for _ in range(100):
+            os.dup(encoded_fd)
+        return UNLIMITED
     if order == b"LIE     ":
-        return {"num_samples": 1 << 30, "duration_seconds": 1.0}
+        os.write(samples_fd, bytes(4_000))
+        return {"num_samples": 1_000_000, "duration_seconds": 1.0}
     return decode(encoded_fd, samples_fd, max_audio_seconds)
 
 

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,12 @@ class Server:
     """A running server; `log` is the file that its output goes to."""
 
     url: str
-    engine: str
     process: subprocess.Popen[bytes]
     log: Path
+
+    @property
+    def engine(self) -> str:
+        return str(self.get("/health").json()["engine"])
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
@@ -33,23 +36,26 @@ class Server:
 
 @contextmanager
 def running_server(
-    model: Path, engine: str, log: Path, settings: Mapping[str, str] | None = None
+    model: Path,
+    log: Path,
+    settings: Mapping[str, str],
+    command: Sequence[str] = (sys.executable, "-m", "adapter", "serve"),
 ) -> Iterator[Server]:
     """Start a server on a free port, wait until it is ready, end it with SIGTERM."""
-    port = free_port()
+    port = str(free_port())
     environment = {
         **os.environ,
         "ADAPTER_MODEL": str(model),
-        "ADAPTER_ENGINE": engine,
         "ADAPTER_DTYPE": "float32",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        **(settings or {}),
+        **settings,
     }
-    command = [sys.executable, "-m", "adapter", "serve", "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    server = Server(f"http://127.0.0.1:{port}", engine, process, log)
+        process = subprocess.Popen(
+            [*command, "--port", port], env=environment, stdout=output, stderr=output
+        )
+    server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
         wait_until_ready(server)
         yield server

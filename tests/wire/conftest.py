@@ -17,9 +17,10 @@ ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
 def server(
     request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server on the demo checkpoint in float32."""
+    """A server on the demo checkpoint in float32; vLLM is what `auto` takes where it starts."""
     log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
-    with running_server(demo_model, request.param, log) as running:
+    setting = "auto" if request.param == "vllm" else request.param
+    with running_server(demo_model, log, {"ADAPTER_ENGINE": setting}) as running:
         yield running
 
 
