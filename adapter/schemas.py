@@ -430,8 +430,8 @@ class Billed(AnswerModel):
     timings: Timings
 
 
-class Answer(Billed):
-    """The answer to one prompt."""
+class Said(AnswerModel):
+    """What came of one prompt."""
 
     response: str
     reasoning: str | None = Field(
@@ -444,10 +444,16 @@ class Answer(Billed):
     audio: AudioInfo | None = None
 
 
-class BatchAnswer(Billed):
-    """The answers in the order of the prompts; seconds and dollars are their sums."""
+class Answer(Billed, Said):
+    """The answer to one prompt."""
 
-    answers: list[Answer]
+
+class Answers(AnswerModel):
+    answers: list[Answer] = Field(description="In the order of the prompts.")
+
+
+class BatchAnswer(Billed, Answers):
+    """The answers to a batch; its seconds and dollars are their sums."""
 
 
 class Health(AnswerModel):
