@@ -93,11 +93,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
+    add("--revision", default="main", help="of a model on the hub (%(default)s)")
     add("--shape", choices=["tiny", "small"], help="of the demo checkpoint (tiny)")
     add("--song", type=Path, metavar="FILE", help="any audio file; default: makes one")
-    add(
-        "--seconds", type=positive(float), help=f"of the song (all; of a made one {MADE_SECONDS:g})"
-    )
+    add("--seconds", type=positive(float), help=f"of the song (all; made: {MADE_SECONDS:g})")
     add("--prompts", type=positive(int), default=13, help="how many (%(default)s)")
     add("--max-new-tokens", type=positive(int), default=64, help="of each answer (%(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
@@ -128,6 +127,7 @@ def make_workload(args: argparse.Namespace, folder: Path) -> Workload:
     """Raises ValueError, OSError or FFmpegError for a song that cannot be read."""
     return Workload(
         model=args.model or make_model(args.shape or "tiny", folder),
+        revision=args.revision,
         songs=make_songs(args.song, args.seconds, args.repeats, folder),
         warm_up_song=make_warm_up_song(folder),
         prompts=make_prompts(args.prompts),

@@ -42,11 +42,9 @@ def _run(engine: str, workload: Workload, states: tuple[SongState, ...], report:
     device = find_device()
     report(0, "starting")
     started = time.perf_counter()
-    # vLLM batches by itself: without a window it takes all prompts at once.
-    window: dict[str, Any] = {"group_size": workload.group_size} if engine == "transformers" else {}
-    batch: dict[str, Any] = window | {
-        "prompts": _prompts(workload.prompts, workload.max_new_tokens)
-    }
+    batch: dict[str, Any] = {"prompts": _prompts(workload.prompts, workload.max_new_tokens)}
+    if engine == "transformers":  # vLLM batches by itself: without a window it takes all at once
+        batch["group_size"] = workload.group_size
     with running_server(settings) as url:
         start_seconds = time.perf_counter() - started
         _ask(url, workload.warm_up_song, {"prompts": _prompts([WARM_UP_PROMPT], 4)})
@@ -67,6 +65,7 @@ def make_settings(workload: Workload, engine: str) -> dict[str, str]:
         "ADAPTER_REQUEST_TIMEOUT_SECONDS": "86400",
         **given,
         "ADAPTER_MODEL": workload.model,
+        "ADAPTER_REVISION": workload.revision,
         "ADAPTER_ENGINE": engine,
         "ADAPTER_DTYPE": workload.dtype,
         "ADAPTER_MAX_GROUP_SIZE": str(max(8, workload.group_size)),
@@ -114,7 +113,7 @@ def _prompts(prompts: Sequence[str], max_new_tokens: int) -> list[dict[str, Any]
 
 def _ask(url: str, song: Path, batch: Mapping[str, Any]) -> dict[str, Any]:
     """POST the song as a file beside the prompts. Raises RuntimeError with the server's words."""
-    parts = {
+    parts: dict[str, Any] = {
         "request": (None, json.dumps(batch), "application/json"),
         "audio": (song.name, song.read_bytes(), "audio/wav"),
     }

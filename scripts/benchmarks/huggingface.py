@@ -36,7 +36,7 @@ def run_groups(workload: Workload, report: Report) -> Outcome:
 def _run(workload: Workload, group_size: int, report: Report) -> Outcome:
     started = time.perf_counter()
     report(0, "loading")
-    model = HuggingFace(workload.model, workload.dtype, find_device())
+    model = HuggingFace(workload.model, workload.revision, workload.dtype, find_device())
     start_seconds = time.perf_counter() - started
     model.answer(read_song(workload.warm_up_song), [WARM_UP_PROMPT], max_new_tokens=4)
     runs = [
@@ -62,15 +62,21 @@ def _run_song(
 class HuggingFace:
     """A checkpoint under transformers, greedy."""
 
-    def __init__(self, model: str, dtype: str, device: str) -> None:
+    def __init__(self, model: str, revision: str, dtype: str, device: str) -> None:
         import torch
         import transformers
 
-        architecture = transformers.AutoConfig.from_pretrained(model).architectures[0]
+        architecture = transformers.AutoConfig.from_pretrained(
+            model, revision=revision
+        ).architectures[0]
         model_class = getattr(transformers, architecture)
         self.device = device
-        self.processor: Any = transformers.AutoProcessor.from_pretrained(model)  # type: ignore[no-untyped-call]
-        self.model: Any = model_class.from_pretrained(model, dtype=getattr(torch, dtype))
+        self.processor: Any = transformers.AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            model, revision=revision
+        )
+        self.model: Any = model_class.from_pretrained(
+            model, revision=revision, dtype=getattr(torch, dtype)
+        )
         self.model = self.model.to(device).eval()
         eos_token_id = self.model.generation_config.eos_token_id
         if eos_token_id is None:

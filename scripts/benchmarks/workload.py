@@ -33,6 +33,7 @@ class Workload:
     """
 
     model: str  # a directory or a hub id
+    revision: str
     songs: tuple[Path, ...]
     warm_up_song: Path
     prompts: tuple[str, ...]
