@@ -23,7 +23,7 @@ def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str
         while True:
             pass
     if order == b"SWALLOW ":
-        bytearray(2 << 30)
+        bytearray(700 << 20)
         return UNLIMITED
     if order == b"OPEN    ":
         for _ in range(100):
