@@ -73,6 +73,11 @@ class Meter:
         return len(self._entered)
 
     @property
+    def certain_at(self) -> float:
+        """The clock's last certain reading."""
+        return self._certain.at
+
+    @property
     def busy_seconds(self) -> float:
         """The seconds in which the engine had at least one prompt, up to the last certain reading:
         it never goes back, and while nobody is inside it equals `billed_seconds`."""

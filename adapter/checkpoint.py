@@ -167,13 +167,14 @@ def download(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     at = f"{model} (revision {revision})" if revision else model
+    failures: tuple[type[Exception], ...] = (OSError, HFValidationError, *_transport_errors())
     try:
         logger.info("looking up %s on the Hugging Face hub", at)
         config = huggingface_hub.hf_hub_download(model, "config.json", revision=revision)
         check_architecture(model, Path(config))
         logger.info("downloading %s; files that are in the cache are kept", at)
         path = huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=FILES)
-    except (OSError, HFValidationError, *_transport_errors()) as error:
+    except failures as error:
         raise SettingsError(f"ADAPTER_MODEL={model}: {_why_no_download(error)}") from error
     logger.info("%s is complete in %s", at, path)
     return Path(path)

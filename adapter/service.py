@@ -11,12 +11,13 @@ from functools import partial
 from typing import BinaryIO
 
 from adapter import schemas
+from adapter.admission import Door, Party
 from adapter.audio import AudioBase64, AudioLimits, AudioUpload, AudioUrl, Songs, Source, cut
 from adapter.billing import Meter
-from adapter.checkpoint import Checkpoint, load_checkpoint
-from adapter.compat import Scheduler, Ticket
+from adapter.checkpoint import Checkpoint
+from adapter.compat import Engines, Scheduler, Ticket
 from adapter.decoder import DecoderPool
-from adapter.engine import Engine, start_engine
+from adapter.engine import Engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
 from adapter.prompting import Prompter
 from adapter.request import Clip, EngineRequest
@@ -37,36 +38,37 @@ class _Asked:
     audio_seconds: float = 0.0
 
 
-def start_service(settings: Settings) -> "Service":
-    """Read the checkpoint and start the engine; blocks until the weights are loaded.
+@dataclass(frozen=True, slots=True, eq=False)
+class Started:
+    """What a start brings: the checkpoint, the engine, and why that one."""
 
-    Raises SettingsError for a checkpoint that cannot be had, and what stops the engine.
-    """
-    logger.info("reading the checkpoint %s", settings.model)
-    checkpoint = load_checkpoint(
-        settings.model, settings.revision, max_model_len=settings.max_model_len
-    )
-    logger.info("loading the weights; this takes minutes for the real ones")
-    engine, reason = start_engine(settings, checkpoint)
-    return Service(settings, checkpoint, engine, reason)
+    checkpoint: Checkpoint
+    engine: Engine
+    engine_reason: str
 
 
 class Service:
-    """Answers requests on one engine.
+    """Answers requests; the engine that does it may be another after a restart.
 
-    `open` starts what needs an event loop; `close` ends the engine and the decoders.
+    `open` starts what needs an event loop; `close` ends the decoders.
     """
 
     def __init__(
-        self, settings: Settings, checkpoint: Checkpoint, engine: Engine, engine_reason: str
+        self, settings: Settings, started: Started, engines: Engines, meter: Meter
     ) -> None:
         self._settings = settings
-        self.checkpoint = checkpoint
-        self.engine = engine
-        self.engine_reason = engine_reason
-        self.meter = Meter()
-        self._prompter = Prompter(checkpoint)
-        self._scheduler = Scheduler(engine, self.meter, max_num_seqs=settings.max_num_seqs)
+        self.checkpoint = started.checkpoint
+        self.engine_name = started.engine.name
+        self.engine_reason = started.engine_reason
+        self.meter = meter
+        self._prompter = Prompter(started.checkpoint)
+        self.door = Door(max_num_seqs=settings.max_num_seqs, max_queued=settings.max_queued)
+        self.scheduler = Scheduler(
+            engines,
+            meter,
+            continuous=started.engine.continuous,
+            max_num_seqs=settings.max_num_seqs,
+        )
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
@@ -81,7 +83,6 @@ class Service:
 
     async def close(self) -> None:
         await self._decoders.close()
-        await self.engine.shutdown()
 
     async def generate(
         self, prompt: schemas.GenerateRequest, upload: BinaryIO | None
@@ -89,8 +90,9 @@ class Service:
         """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
-        async with self._songs() as songs:
-            (ticket,) = await self._decode(songs, [asked], None, started_at)
+        with self.door.admit(1):
+            async with self._songs() as songs:
+                (ticket,) = await self._decode(songs, [asked], None, started_at)
         if ticket.error is not None:
             raise ticket.error
         return self._answer(asked, ticket, started_at)
@@ -109,9 +111,10 @@ class Service:
             _Asked(prompt, _source(prompt, None) or shared, path=f"prompts.{index}.")
             for index, prompt in enumerate(batch.prompts)
         ]
-        async with self._songs() as songs:
-            await self._load_shared(songs, asked, shared)
-            tickets = await self._decode(songs, asked, batch.group_size, started_at)
+        with self.door.admit(len(asked)):
+            async with self._songs() as songs:
+                await self._load_shared(songs, asked, shared)
+                tickets = await self._decode(songs, asked, batch.group_size, started_at)
         _raise_if_nothing_finished(tickets)
         return self._batch_answer(
             [
@@ -146,10 +149,11 @@ class Service:
             _check_moment_has_song(one)
         tickets = [Ticket(partial(self._make_request, songs, one)) for one in asked]
         passed_seconds = time.monotonic() - started_at
-        await self._scheduler.run(
+        await self.scheduler.run(
             tickets,
             group_size=group_size,
             timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
+            party=Party(),
         )
         return tickets
 
@@ -225,7 +229,7 @@ class Service:
             gpu_usd_per_second=self._settings.rate_usd_per_second,
             rate_source=self._settings.rate_source,
             model=self.checkpoint.name,
-            engine=self.engine.name,
+            engine=self.engine_name,
             timings=schemas.Timings(
                 audio_seconds=asked.audio_seconds,
                 queue_seconds=ticket.queue_seconds,
@@ -243,7 +247,7 @@ class Service:
             gpu_usd_per_second=self._settings.rate_usd_per_second,
             rate_source=self._settings.rate_source,
             model=self.checkpoint.name,
-            engine=self.engine.name,
+            engine=self.engine_name,
             timings=schemas.Timings(
                 audio_seconds=max(answer.timings.audio_seconds for answer in answers),
                 queue_seconds=max(answer.timings.queue_seconds for answer in answers),
