@@ -44,13 +44,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from adapter import logs
     from adapter.server import serve
     from adapter.settings import load_settings
 
     settings = load_settings()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(settings.log_level, settings.log_format)
     return serve(settings, host=args.host, port=args.port)
 
 

@@ -237,6 +237,15 @@ class Settings:
         _choice("debug", "info", "warning", "error"),
         "The least severe level that is logged",
     )
+    log_format: Literal["text", "json"] = _setting(
+        "text", _choice("text", "json"), "A line of the log as text or as a JSON object"
+    )
+    drain_seconds: float = _setting(
+        120.0,
+        _number(0, 86_400),
+        "Time for the requests in flight to finish after SIGTERM",
+        shown="120",
+    )
 
     @property
     def rate_usd_per_second(self) -> float:
