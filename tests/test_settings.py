@@ -27,6 +27,8 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert (settings.max_audio_bytes, settings.max_body_bytes) == (256 * 2**20, 64 * 2**20)
     assert (settings.max_audio_seconds, settings.request_timeout_seconds) == (3600, 600)
     assert settings.allow_private_audio_urls is False
+    assert settings.usage_db == "adapter-usage.sqlite3"
+    assert settings.usage_retention_days is None
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,9 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("allow_private_audio_urls", "true", True),
         ("gpu_usd_per_second", "5.83e-4", 0.000583),
         ("gpu_usd_per_second", "0", 0.0),
+        ("usage_retention_days", "400", 400),
+        ("usage_db", "/var/lib/usage log.sqlite3", "/var/lib/usage log.sqlite3"),
+        ("usage_db", "", None),
         ("log_level", "WARNING", "warning"),
     ],
 )
@@ -91,6 +96,10 @@ def test_a_good_value_is_read_with_its_type(name: str, text: str, value: object)
         ("allowed_audio_hosts", "a.example.com,,b.example.com"),
         ("allow_private_audio_urls", "maybe"),
         ("decoder_workers", "0"),
+        ("usage_db", " usage.sqlite3"),
+        ("usage_db", "usage\n.sqlite3"),
+        ("usage_retention_days", "0"),
+        ("usage_retention_days", ""),
         ("log_level", "loud"),
     ],
 )
