@@ -72,6 +72,7 @@ def request_digest(route: str, body: object, upload: BinaryIO | None) -> bytes:
     digest = hashlib.sha256()
     _add_value(digest, [route, body])
     if upload is not None:
+        digest.update(b"file:")
         upload.seek(0)
         while piece := upload.read(_READ_BYTES):
             digest.update(piece)

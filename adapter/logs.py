@@ -139,6 +139,8 @@ def configure(level: str, log_format: LogFormat) -> None:
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
     for name in ("adapter", "uvicorn"):
         logging.getLogger(name).setLevel(number)
+    # httpx, which asks the model hub, says every URL with its query.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # uvicorn's own line for each request would say it twice, and shows query strings.
     access = logging.getLogger("uvicorn.access")
     access.handlers.clear()

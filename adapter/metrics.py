@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from adapter import __version__
 from adapter.logs import RequestRecord, current_request
+from adapter.request import FinishReason
 
 Outcome = Literal["answered", "failed", "aborted", "deadline_exceeded"]
 
@@ -20,13 +21,13 @@ QUEUE_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
 
 
-def outcome_of(error_code: str | None) -> Outcome:
-    """What a prompt came to, from the code of its error, if it has one."""
-    if error_code is None:
+def outcome_of(ended: str) -> Outcome:
+    """What a prompt came to, from its finish reason, its error's code, or "aborted"."""
+    if ended in get_args(FinishReason):
         return "answered"
-    if error_code == "aborted":
+    if ended == "aborted":
         return "aborted"
-    return "deadline_exceeded" if error_code == "deadline_exceeded" else "failed"
+    return "deadline_exceeded" if ended == "deadline_exceeded" else "failed"
 
 
 @dataclass(frozen=True, slots=True)
