@@ -31,7 +31,7 @@ from adapter.idempotency import (
     request_digest,
 )
 from adapter.logs import CLIENT_CLOSED_REQUEST, RequestLog, current_request
-from adapter.metrics import EngineReading, Metrics, outcome_of
+from adapter.metrics import EngineReading, Metrics
 from adapter.processes import deaf_to_ctrl_c
 from adapter.service import Started
 from adapter.settings import Settings, load_settings
@@ -85,8 +85,8 @@ def create_app(
     `start` brings the engine that answers (tests bring their own).
     """
     deaf = deaf_to_ctrl_c()
-    supervisor = Supervisor(settings, deaf(start), deaf(start_engine))
     metrics = Metrics(lambda: _read_engine(supervisor))
+    supervisor = Supervisor(settings, deaf(start), deaf(start_engine), metrics=metrics)
     gate = Gate()
     replies = Replies()
     models = schemas.request_models(settings)
@@ -130,7 +130,7 @@ def create_app(
                 parsed = schemas.parse(model, body, uploaded=upload is not None)
                 _note_prompts(parsed)
                 result = await work(parsed, upload)
-                _note_answers(metrics, result)
+                _note_errors(metrics, result)
                 return Reply(200, result.model_dump_json().encode())
 
             if key is None:
@@ -200,6 +200,7 @@ def _health(supervisor: Supervisor, settings: Settings, gate: Gate) -> schemas.H
         version=__version__,
         gpu_usd_per_second=settings.rate_usd_per_second,
         rate_source=settings.rate_source,
+        usage_log=supervisor.usage_log.status,
     )
 
 
@@ -222,24 +223,10 @@ def _note_prompts(parsed: BaseModel) -> None:
         record.num_prompts = len(getattr(parsed, "prompts", "1"))
 
 
-def _note_answers(metrics: Metrics, result: Result) -> None:
-    """Tell the metrics of every prompt and song of a result, and of the errors in it."""
-    answers = result.answers if isinstance(result, schemas.BatchAnswer) else [result]
-    songs = [answer.audio.duration_seconds for answer in answers if answer.audio is not None]
-    metrics.song_loaded(max(songs, default=0.0))
-    for answer in answers:
+def _note_errors(metrics: Metrics, result: Result) -> None:
+    for answer in result.answers if isinstance(result, schemas.BatchAnswer) else [result]:
         if answer.error is not None:
             metrics.error_told(answer.error.code)
-        metrics.prompt_ended(
-            outcome_of(answer.error.code if answer.error else None),
-            elapsed_seconds=answer.elapsed_seconds,
-            cost_usd=answer.cost_usd,
-            queue_seconds=answer.timings.queue_seconds,
-            heard_seconds=0.0 if answer.audio is None else answer.audio.heard_seconds,
-            prompt_tokens=answer.usage.prompt_tokens,
-            cached_tokens=answer.usage.cached_tokens,
-            completion_tokens=answer.usage.completion_tokens,
-        )
 
 
 async def _with_refusals(metrics: Metrics, making: Coroutine[Any, Any, Reply]) -> Reply:

@@ -60,6 +60,17 @@ class Ticket:
         return self.finish_reason is not None or self.error is not None
 
     @property
+    def entered(self) -> bool:
+        return self.left_at > 0
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: a finish reason, an error's code, or `aborted`."""
+        if self.error is not None:
+            return self.error.code
+        return self.finish_reason or "aborted"
+
+    @property
     def may_retry(self) -> bool:
         """True after a failure that was not the prompt's and that the engine outlived."""
         return isinstance(self.error, EngineError) and not isinstance(self.error, EngineDeadError)

@@ -466,3 +466,6 @@ class Health(AnswerModel):
     version: str
     gpu_usd_per_second: float
     rate_source: RateSource
+    usage_log: Literal["ok", "failing", "off"] = Field(
+        description="failing: answers go on, but their records wait for the disk."
+    )

@@ -12,16 +12,28 @@ from typing import BinaryIO
 
 from adapter import schemas
 from adapter.admission import Door, Party
-from adapter.audio import AudioBase64, AudioLimits, AudioUpload, AudioUrl, Songs, Source, cut
+from adapter.audio import (
+    AudioBase64,
+    AudioLimits,
+    AudioUpload,
+    AudioUrl,
+    Song,
+    Songs,
+    Source,
+    cut,
+)
 from adapter.billing import Meter
 from adapter.checkpoint import Checkpoint
 from adapter.compat import Engines, Scheduler, Ticket
 from adapter.decoder import DecoderPool
 from adapter.engine import Engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
+from adapter.logs import current_request
+from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
+from adapter.usage import UsageLog, UsageRecord
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +66,18 @@ class Service:
     """
 
     def __init__(
-        self, settings: Settings, started: Started, engines: Engines, meter: Meter
+        self,
+        settings: Settings,
+        started: Started,
+        engines: Engines,
+        *,
+        meter: Meter,
+        metrics: Metrics,
+        usage_log: UsageLog,
     ) -> None:
         self._settings = settings
+        self._metrics = metrics
+        self._usage_log = usage_log
         self.checkpoint = started.checkpoint
         self.engine_name = started.engine.name
         self.engine_reason = started.engine_reason
@@ -136,7 +157,7 @@ class Service:
             return
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
-                first.audio_seconds = (await songs.load(shared)).audio_seconds
+                await self._load(songs, first, shared)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the song was not there in time; send a shorter one or the file itself"
@@ -149,13 +170,53 @@ class Service:
             _check_moment_has_song(one)
         tickets = [Ticket(partial(self._make_request, songs, one)) for one in asked]
         passed_seconds = time.monotonic() - started_at
-        await self.scheduler.run(
-            tickets,
-            group_size=group_size,
-            timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
-            party=Party(),
-        )
+        try:
+            await self.scheduler.run(
+                tickets,
+                group_size=group_size,
+                timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
+                party=Party(),
+            )
+        finally:
+            await self._account(asked, tickets)  # also for a client that has left
         return tickets
+
+    async def _account(self, asked: Sequence[_Asked], tickets: Sequence[Ticket]) -> None:
+        """Tell the metrics and the usage log what each prompt came to, before its answer goes."""
+        records = []
+        for one, ticket in zip(asked, tickets, strict=True):
+            self._metrics.prompt_ended(
+                outcome_of(ticket.outcome),
+                elapsed_seconds=ticket.elapsed_seconds,
+                cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
+                queue_seconds=ticket.queue_seconds if ticket.entered else None,
+                heard_seconds=one.clip.heard_seconds if one.clip else 0.0,
+                prompt_tokens=ticket.prompt_tokens,
+                cached_tokens=ticket.cached_tokens,
+                completion_tokens=len(ticket.token_ids),
+            )
+            if ticket.request is not None and ticket.entered:
+                records.append(self._usage_record(ticket.request, ticket))
+        await self._usage_log.write(records)
+
+    def _usage_record(self, request: EngineRequest, ticket: Ticket) -> UsageRecord:
+        http_request = current_request()
+        return UsageRecord(
+            request_id=request.request_id,
+            http_request_id=http_request.id if http_request else "",
+            key_name=None,
+            model=self.checkpoint.name,
+            revision=self.checkpoint.revision,
+            engine=self.engine_name,
+            prompt_tokens=ticket.prompt_tokens,
+            completion_tokens=len(ticket.token_ids),
+            cached_tokens=ticket.cached_tokens,
+            audio_tokens=request.num_audio_tokens,
+            elapsed_seconds=ticket.elapsed_seconds,
+            gpu_usd_per_second=self._settings.rate_usd_per_second,
+            cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
+            outcome=ticket.outcome,
+        )
 
     async def _make_request(self, songs: Songs, asked: _Asked) -> EngineRequest:
         """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
@@ -178,10 +239,9 @@ class Service:
         )
 
     async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> None:
-        loaded = await songs.load(source)
-        asked.audio_seconds = asked.audio_seconds or loaded.audio_seconds
+        song = await self._load(songs, asked, source)
         asked.clip = cut(
-            loaded.song,
+            song,
             start_seconds=asked.prompt.start_seconds,
             end_seconds=asked.prompt.end_seconds,
             max_seconds=self.checkpoint.max_clip_seconds(),
@@ -195,6 +255,13 @@ class Service:
                 code="audio_too_short",
                 field=source.field,
             )
+
+    async def _load(self, songs: Songs, asked: _Asked, source: Source) -> Song:
+        loaded = await songs.load(source)
+        if loaded.audio_seconds:  # 0 where another prompt did it
+            asked.audio_seconds = loaded.audio_seconds
+            self._metrics.song_loaded(loaded.song.duration_seconds)
+        return loaded.song
 
     def _room(self, token_ids: Sequence[int], asked: _Asked) -> int:
         """The tokens that the context has left for an answer."""

@@ -11,10 +11,12 @@ from adapter.billing import Meter
 from adapter.checkpoint import Checkpoint, load_checkpoint
 from adapter.engine import Engine, start_engine
 from adapter.errors import EngineDeadError, SettingsError, UnavailableError
+from adapter.metrics import Metrics
 from adapter.orphans import end_orphans, mark_children
 from adapter.processes import kill_descendants
 from adapter.service import Service, Started
 from adapter.settings import Settings
+from adapter.usage import UsageLog
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +53,15 @@ class Supervisor:
         settings: Settings,
         start: Callable[[Settings], Started] = start_serving,
         restart: Callable[[Settings, Checkpoint], tuple[Engine, str]] = start_engine,
+        *,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._start = start
         self._restart = restart
+        self._metrics = metrics
         self.meter = Meter()
+        self.usage_log = UsageLog(None, None)
         self._engine: Engine | None = None
         self._settled = asyncio.Event()  # there is an engine, or there will be none
         self._starting: asyncio.Future[Any] | None = None
@@ -81,6 +87,7 @@ class Supervisor:
             await self.service_or_none.close()
         if self._engine is not None:
             await self._engine.shutdown()
+        await asyncio.to_thread(self.usage_log.close)
 
     @property
     def service(self) -> Service:
@@ -124,8 +131,20 @@ class Supervisor:
 
     async def _begin(self) -> None:
         try:
+            self.usage_log = await asyncio.to_thread(
+                UsageLog.open,
+                self._settings.usage_db,
+                retention_days=self._settings.usage_retention_days,
+            )
             started = await self._in_thread(self._start, self._settings)
-            service = Service(self._settings, started, self, self.meter)
+            service = Service(
+                self._settings,
+                started,
+                self,
+                meter=self.meter,
+                metrics=self._metrics,
+                usage_log=self.usage_log,
+            )
             await service.open()
         except Exception as error:
             # Whatever stops the engine stops the server: nothing could be answered.

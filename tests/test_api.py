@@ -25,7 +25,7 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose engine is `start`, or is started by it."""
     variables = {f"ADAPTER_{name.upper()}": value for name, value in settings.items()}
-    loaded = load_settings({"ADAPTER_MODEL": str(model), **variables})
+    loaded = load_settings({"ADAPTER_MODEL": str(model), "ADAPTER_USAGE_DB": "", **variables})
     app = create_app(loaded, start=start if callable(start) else service_with(start))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

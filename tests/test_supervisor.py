@@ -12,6 +12,7 @@ from adapter import supervisor as supervision
 from adapter.checkpoint import Checkpoint, load_checkpoint
 from adapter.engine import Engine
 from adapter.errors import EngineDeadError, UnavailableError
+from adapter.metrics import EngineReading, Metrics
 from adapter.schemas import GenerateBatchRequest
 from adapter.service import Started
 from adapter.settings import Settings, load_settings
@@ -64,9 +65,10 @@ async def supervised(
     checkpoint = load_checkpoint(str(model))
     variables = {f"ADAPTER_{name.upper()}": value for name, value in settings.items()}
     supervisor = Supervisor(
-        load_settings({"ADAPTER_MODEL": str(model), **variables}),
+        load_settings({"ADAPTER_MODEL": str(model), "ADAPTER_USAGE_DB": "", **variables}),
         lambda _: Started(checkpoint, engine, "a test"),
         restart,
+        metrics=Metrics(EngineReading),
     )
     supervisor.start()
     await until(lambda: supervisor.status() == "ok")
