@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 UsageLogStatus = Literal["ok", "failing", "off"]
 
-MAX_PENDING_RECORDS = 20_000  # what waits for a disk that fails: some 20 MB
+MAX_PENDING_RECORDS = 20_000  # what waits for a disk that fails: some 6 MB
 COMMIT_TIMEOUT_SECONDS = 5.0  # an answer waits no longer for a disk that hangs
 RETRY_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 10.0
@@ -213,6 +213,8 @@ class UsageLog:
     def _fail(self, reason: object) -> None:
         """From here on nobody waits for the disk."""
         with self._condition:
+            if not self._pending and not self._closing:
+                return  # stored while the caller was giving up
             if self._status == "ok":
                 logger.error("usage log: failing: %s; answers go on, records wait", reason)
             self._status = "failing"

@@ -167,7 +167,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
         connection.close()
-        if Path(f"{path}-wal").exists():
+        wal = Path(f"{path}-wal")
+        if wal.exists() and wal.stat().st_size:
             raise
         return sqlite3.connect(uri + "&immutable=1", uri=True)
     return connection

@@ -244,6 +244,20 @@ async def test_while_failing_nobody_waits_and_the_first_records_are_kept(
     ]
 
 
+async def test_the_status_is_ok_again_only_when_all_that_waited_is_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_BUSY_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(usage, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(usage, "_COMMIT_RECORDS", 1)
+    with opened(path) as log:
+        with locked(path):
+            await log.write([record(f"{number}") for number in range(300)])
+            assert log.status == "failing"
+        await until(log, "ok")
+        assert len(stored(path)) == 300
+
+
 async def test_a_disk_that_hangs_holds_an_answer_for_a_limited_time(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
