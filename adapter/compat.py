@@ -115,11 +115,18 @@ class Scheduler:
     call at a time in a static one, in turns that are fair between requests."""
 
     def __init__(
-        self, engines: Engines, meter: Meter, *, continuous: bool, max_num_seqs: int
+        self,
+        engines: Engines,
+        meter: Meter,
+        *,
+        continuous: bool,
+        max_num_seqs: int,
+        max_group_size: int,
     ) -> None:
         self._engines = engines
         self._meter = meter
         self._continuous = continuous
+        self._default_group_size = min(TRANSFORMERS_GROUP_SIZE, max_group_size)
         self._max_num_seqs = max_num_seqs
         self.turns = Turns(max_num_seqs if continuous else 1)
         self._suspects = asyncio.Lock()
@@ -145,7 +152,7 @@ class Scheduler:
             _fail(
                 (ticket for ticket in tickets if not ticket.ended),
                 DeadlineExceededError(
-                    f"the request's {timeout_seconds:g} seconds were over before this answer; "
+                    "the request's time was over before this answer was finished; "
                     "ask fewer prompts at once or lower max_new_tokens"
                 ),
             )
@@ -174,7 +181,7 @@ class Scheduler:
     ) -> None:
         made = await asyncio.gather(*(_make(ticket) for ticket in tickets))
         ready = list(itertools.compress(tickets, made))
-        size = min(group_size or TRANSFORMERS_GROUP_SIZE, self._max_num_seqs)
+        size = min(group_size or self._default_group_size, self._max_num_seqs)
         for group in sampling_groups(ready, size):
             await self._decode_group(group, party)
 

@@ -232,7 +232,8 @@ def engine_args(settings: "Settings", checkpoint: "Checkpoint") -> dict[str, Any
     return {
         "model": checkpoint.path,
         "revision": settings.revision,
-        "dtype": settings.dtype,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        "dtype": checkpoint.dtype if settings.dtype == "auto" else settings.dtype,
         "max_model_len": checkpoint.context_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "enable_prefix_caching": True,

@@ -89,6 +89,7 @@ class Service:
             meter,
             continuous=started.engine.continuous,
             max_num_seqs=settings.max_num_seqs,
+            max_group_size=settings.max_group_size,
         )
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds

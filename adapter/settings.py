@@ -131,8 +131,10 @@ def _boolean(text: str) -> bool:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
+    """Host names, each maybe with `*.` in front for all its subdomains, or a `:port` behind."""
     hosts = tuple(host.strip().lower() for host in text.split(","))
-    if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9])?", host) for host in hosts):
+    form = r"(\*\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9])?(:[0-9]{1,5})?"
+    if not all(re.fullmatch(form, host) for host in hosts):
         raise ValueError
     return hosts
 

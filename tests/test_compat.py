@@ -53,8 +53,16 @@ async def run(
     return meter
 
 
-def scheduler_on(engine: FakeEngine, meter: Meter, *, max_num_seqs: int = 64) -> Scheduler:
-    return Scheduler(Fixed(engine), meter, continuous=engine.continuous, max_num_seqs=max_num_seqs)
+def scheduler_on(
+    engine: FakeEngine, meter: Meter, *, max_num_seqs: int = 64, max_group_size: int = 64
+) -> Scheduler:
+    return Scheduler(
+        Fixed(engine),
+        meter,
+        continuous=engine.continuous,
+        max_num_seqs=max_num_seqs,
+        max_group_size=max_group_size,
+    )
 
 
 def paid(batch: Sequence[Ticket]) -> float:
@@ -128,6 +136,13 @@ async def test_a_static_engine_gets_groups_of_eight_where_the_request_names_no_s
     engine = FakeEngine(continuous=False)
     await run(engine, tickets(13))
     assert [len(call) for call in engine.calls] == [8, 5]
+
+
+async def test_a_smaller_max_group_size_is_the_default() -> None:
+    engine = FakeEngine(continuous=False)
+    scheduler = scheduler_on(engine, Meter(), max_group_size=4)
+    await scheduler.run(tickets(9), group_size=None, timeout_seconds=9, party=Party())
+    assert [len(call) for call in engine.calls] == [4, 4, 1]
 
 
 async def test_group_size_one_decodes_one_at_a_time() -> None:
@@ -383,7 +398,7 @@ async def test_a_prompt_that_kills_the_engine_twice_is_failed_and_the_others_are
 async def test_one_death_is_reported_once_however_many_prompts_notice_it() -> None:
     engine = FakeEngine(continuous=True, fail=failing(3, EngineDeadError))
     engines = Fixed(engine)
-    scheduler = Scheduler(engines, Meter(), continuous=True, max_num_seqs=64)
+    scheduler = Scheduler(engines, Meter(), continuous=True, max_num_seqs=64, max_group_size=8)
     await scheduler.run(tickets(3), group_size=None, timeout_seconds=9, party=Party())
     assert engines.deaths == [engine]
 

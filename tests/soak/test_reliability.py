@@ -27,7 +27,7 @@ from tests.server import Server, running_server
 from tests.wire.audio import as_base64, song
 from tests.wire.test_engine_death import engine_processes
 
-pytestmark = [pytest.mark.soak, pytest.mark.vllm]
+pytestmark = [pytest.mark.soak, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 SEEDED = {"do_sample": True, "temperature": 1.2, "seed": 11}
 SONGS = [as_base64(song(seconds, seed=index)) for index, seconds in enumerate((5, 20, 35))]
