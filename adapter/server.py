@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -15,8 +16,9 @@ import uvicorn
 from adapter.api import create_app
 from adapter.gate import Gate
 from adapter.processes import kill_descendants
+from adapter.service import Started
 from adapter.settings import Settings
-from adapter.supervisor import Supervisor
+from adapter.supervisor import Supervisor, start_serving
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +27,19 @@ CUT_SECONDS = 5  # for the same after a second signal
 START_SECONDS = 2  # for an engine that is still starting, which may not listen
 
 
-def serve(settings: Settings, *, host: str, port: int) -> int:
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    start: Callable[[Settings], Started] = start_serving,
+) -> int:
     """Serve until a signal.
 
     Returns the exit code: 0 after a drain, 1 where the engine failed, 128 and the signal's number
     where a second one cut requests off.
     """
-    app = create_app(settings)
+    app = create_app(settings, start=start)
     # Our own line says more than uvicorn's, which shows query strings.
     config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
     server = Server(config, app.state.gate, app.state.supervisor, settings.drain_seconds)
