@@ -341,9 +341,12 @@ def __getattr__(name: str) -> FastAPI:
     try:
         settings = load_settings()
         logs.configure(settings.log_level, settings.log_format)
-        return create_app(settings)
+        application = create_app(settings)
     except SettingsError as error:
         raise SystemExit(f"error: {error}") from None
+    # Under a plain uvicorn nobody else ends a server that will never answer.
+    application.state.supervisor.on_failure = lambda: signal.raise_signal(signal.SIGTERM)
+    return application
 
 
 def _refuse_workers() -> None:

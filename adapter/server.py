@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from adapter.api import create_app
+from adapter.errors import SettingsError
 from adapter.gate import Gate
 from adapter.processes import kill_descendants
 from adapter.service import Started
@@ -39,12 +40,24 @@ def serve(
     Returns the exit code: 0 after a drain, 1 where the engine failed, 128 and the signal's number
     where a second one cut requests off.
     """
+    listening = _bind(host, port)  # a taken port must not cost the start of an engine
     app = create_app(settings, start=start)
     # Our own line says more than uvicorn's, which shows query strings.
     config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
     server = Server(config, app.state.gate, app.state.supervisor, settings.drain_seconds)
-    server.run()
+    logger.info("listening on http://%s:%d", *listening.getsockname()[:2])
+    server.run(sockets=[listening])
     return server.exit_code
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Raises SettingsError where the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"--host {host} --port {port}: cannot listen there: {reason}") from None
 
 
 class Server(uvicorn.Server):

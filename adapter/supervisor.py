@@ -131,10 +131,8 @@ class Supervisor:
 
     async def _begin(self) -> None:
         try:
-            self.usage_log = await asyncio.to_thread(
-                UsageLog.open,
-                self._settings.usage_db,
-                retention_days=self._settings.usage_retention_days,
+            self.usage_log = UsageLog.open(
+                self._settings.usage_db, retention_days=self._settings.usage_retention_days
             )
             started = await self._in_thread(self._start, self._settings)
             service = Service(
