@@ -19,8 +19,8 @@ COPY adapter adapter
 RUN uv pip install --system --no-cache --no-deps --no-build-isolation . \
     && install -d -o 2000 -g 0 -m 0775 /data/hf
 
-# Downloads and compiled kernels live on the one volume, so that the next start is fast; all else that a library
-# writes goes to /tmp. Numba's cache has a place of its own because librosa fails to import where it finds none.
+# Downloads, compiled kernels and the usage log live on the one volume, so that the next start is fast and what was
+# used is not forgotten; all else that a library writes goes to /tmp. Numba's cache has a place of its own because librosa fails to import where it finds none.
 ENV HOME=/tmp \
     HF_HOME=/data/hf \
     XDG_CACHE_HOME=/data/hf/cache \
@@ -33,7 +33,8 @@ ENV HOME=/tmp \
     PYTHONUNBUFFERED=1 \
     VLLM_NO_USAGE_STATS=1 \
     ADAPTER_ENGINE=vllm \
-    ADAPTER_MODEL=nvidia/music-flamingo-2601-hf
+    ADAPTER_MODEL=nvidia/music-flamingo-2601-hf \
+    ADAPTER_USAGE_DB=/data/hf/adapter-usage.sqlite3
 VOLUME /data/hf
 
 # Away from the sources: the installed package is the one that runs.

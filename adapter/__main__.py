@@ -1,12 +1,16 @@
-"""The command line: `python -m adapter serve`, `python -m adapter demo-model DIR`."""
+"""The command line: `python -m adapter serve`, `usage`, `demo-model DIR`."""
 
 import argparse
-import logging
+import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from adapter import __version__
 from adapter.errors import SettingsError
+from adapter.usage_report import GROUPS, format_totals, open_report, parse_moment, write_csv
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -14,6 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (SettingsError, FileExistsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -40,17 +47,48 @@ def _parser() -> argparse.ArgumentParser:
         "--shape", default="tiny", choices=["tiny", "small"], help="size (%(default)s)"
     )
     demo.set_defaults(run=_demo_model)
+
+    usage = commands.add_parser(
+        "usage", help="print what was used and owed, or export it; a server may be running"
+    )
+    usage.add_argument("--db", type=Path, metavar="PATH", help="the log (ADAPTER_USAGE_DB's)")
+    usage.add_argument(
+        "--since", type=_moment, metavar="DATE", help="from this date or moment on (UTC)"
+    )
+    usage.add_argument(
+        "--until", type=_moment, metavar="DATE", help="what ended before this date or moment (UTC)"
+    )
+    output = usage.add_mutually_exclusive_group()
+    output.add_argument(
+        "--by",
+        nargs="+",
+        choices=GROUPS,
+        default=["key", "outcome", "day"],
+        help="a line for each combination of these (key outcome day)",
+    )
+    output.add_argument(
+        "--csv", metavar="FILE", help="write every record to a file, or to the output (-)"
+    )
+    usage.set_defaults(run=_usage)
     return parser
 
 
+def _moment(text: str) -> datetime:
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a date or a moment (2026-01-31, 2026-01-31T18:00)"
+        ) from None
+
+
 def _serve(args: argparse.Namespace) -> int:
+    from adapter import logs
     from adapter.server import serve
     from adapter.settings import load_settings
 
     settings = load_settings()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(settings.log_level, settings.log_format)
     return serve(settings, host=args.host, port=args.port)
 
 
@@ -61,6 +99,37 @@ def _demo_model(args: argparse.Namespace) -> int:
     write_demo_model(args.directory, seed=args.seed, shape=shape)
     print(f"wrote {args.directory}: random weights, its answers mean nothing")
     return 0
+
+
+def _usage(args: argparse.Namespace) -> int:
+    path = args.db or _configured_usage_db()
+    with open_report(path, since=args.since, until=args.until) as report:
+        if args.csv is None:
+            print(format_totals(args.by, report.totals(args.by)))
+            return 0
+        with _output(args.csv) as file:
+            count = write_csv(report, file)
+    if args.csv != "-":
+        print(f"wrote {args.csv}: {count} records")
+    return 0
+
+
+def _configured_usage_db() -> Path:
+    from adapter.settings import load_settings
+
+    path = load_settings().usage_db
+    if path is None:
+        raise SettingsError("ADAPTER_USAGE_DB is empty: name the usage log with --db")
+    return Path(path)
+
+
+def _output(name: str) -> AbstractContextManager[TextIO]:
+    if name == "-":
+        return nullcontext(sys.stdout)
+    try:
+        return Path(name).open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot write {name!r}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

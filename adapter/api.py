@@ -5,7 +5,6 @@ uvicorn adapter.api:app --host 0.0.0.0 --port 8000
 
 import asyncio
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -13,23 +12,33 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from adapter import __version__, schemas
+from adapter import __version__, logs, schemas
 from adapter.body import add_request_schemas, openapi_request_body, read_body
+from adapter.engine import start_engine
 from adapter.errors import AdapterError, SettingsError, UnavailableError
-from adapter.service import Service, start_service
+from adapter.gate import Gate
+from adapter.idempotency import (
+    HEADER,
+    REPLAYED_HEADER,
+    Replies,
+    Reply,
+    idempotency_key,
+    request_digest,
+)
+from adapter.logs import CLIENT_CLOSED_REQUEST, RequestLog, current_request
+from adapter.metrics import EngineReading, Metrics
+from adapter.processes import deaf_to_ctrl_c
+from adapter.service import Started
 from adapter.settings import Settings, load_settings
-from adapter.supervisor import Supervisor
-
-logger = logging.getLogger(__name__)
+from adapter.supervisor import Supervisor, start_serving
 
 T = TypeVar("T")
-
-CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
+Result = schemas.Answer | schemas.BatchAnswer
 
 DESCRIPTION = """\
 Music Flamingo listens to a song and answers questions about it. Ask one question with
@@ -49,15 +58,37 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
+_HEADERS: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": HEADER,
+            "in": "header",
+            "schema": {"type": "string", "pattern": "^[ -~]{1,255}$"},
+            "description": "The same key with the same request within ten minutes gets the same "
+            "answer, with `Idempotency-Replayed: true`, and is billed once.",
+        },
+        {
+            "name": "X-Request-Id",
+            "in": "header",
+            "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+            "description": "Names the request in the log; sent back, and made where there is none.",
+        },
+    ]
+}
+
 
 def create_app(
-    settings: Settings, *, start: Callable[[Settings], Service] = start_service
+    settings: Settings, *, start: Callable[[Settings], Started] = start_serving
 ) -> FastAPI:
     """The application; its engine starts with the server, in the background.
 
-    `start` makes the service that answers (tests bring their own engine with it).
+    `start` brings the engine that answers (tests bring their own).
     """
-    supervisor = Supervisor(settings, start)
+    deaf = deaf_to_ctrl_c()
+    metrics = Metrics(lambda: _read_engine(supervisor))
+    supervisor = Supervisor(settings, deaf(start), deaf(start_engine), metrics=metrics)
+    gate = Gate()
+    replies = Replies()
     models = schemas.request_models(settings)
 
     @contextlib.asynccontextmanager
@@ -73,29 +104,50 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.supervisor = supervisor
-    _add_error_handlers(app)
+    app.state.gate = gate
+    app.state.metrics = metrics
+    app.add_middleware(
+        RequestLog, ended=metrics.request_ended, fault=lambda: _fault_response(metrics)
+    )
+    _add_error_handlers(app, metrics)
 
     async def answer(
         request: Request,
         model: type[schemas.Model],
-        work: Callable[[Any, Any], Coroutine[Any, Any, BaseModel]],
+        work: Callable[[Any, Any], Coroutine[Any, Any, Result]],
     ) -> Response:
-        body, upload = await read_body(
-            request,
-            max_json_bytes=settings.max_body_bytes,
-            max_audio_bytes=settings.max_audio_bytes,
-        )
-        with upload or contextlib.nullcontext():
-            parsed = schemas.parse(model, body, uploaded=upload is not None)
-            result = await _while_connected(request, work(parsed, upload))
-        return Response(result.model_dump_json(), media_type="application/json")
+        key = idempotency_key(request.headers.getlist(HEADER))
+        with gate.enter(), contextlib.ExitStack() as files:
+            body, upload = await read_body(
+                request,
+                max_json_bytes=settings.max_body_bytes,
+                max_audio_bytes=settings.max_audio_bytes,
+            )
+            if upload is not None:
+                files.enter_context(upload)
+
+            async def make() -> Reply:
+                parsed = schemas.parse(model, body, uploaded=upload is not None)
+                _note_prompts(parsed)
+                result = await work(parsed, upload)
+                _note_errors(metrics, result)
+                return Reply(200, result.model_dump_json().encode())
+
+            if key is None:
+                return _response(await _while_connected(request, make()), replayed=False)
+            digest = await asyncio.to_thread(request_digest, request.url.path, body, upload)
+            reply, replayed = await _while_connected(
+                request,
+                replies.reply(("", key), digest, lambda: _with_refusals(metrics, make()), files),
+            )
+            return _response(reply, replayed=replayed)
 
     @app.post(
         "/generate",
         summary="One prompt, one answer",
         response_model=schemas.Answer,
         responses=_ERRORS,
-        openapi_extra=openapi_request_body(models.generate),
+        openapi_extra=openapi_request_body(models.generate) | _HEADERS,
     )
     async def generate(request: Request) -> Response:
         return await answer(request, models.generate, supervisor.service.generate)
@@ -105,7 +157,7 @@ def create_app(
         summary="Many prompts, usually about one song",
         response_model=schemas.BatchAnswer,
         responses=_ERRORS,
-        openapi_extra=openapi_request_body(models.generate_batch),
+        openapi_extra=openapi_request_body(models.generate_batch) | _HEADERS,
     )
     async def generate_batch(request: Request) -> Response:
         return await answer(request, models.generate_batch, supervisor.service.generate_batch)
@@ -117,7 +169,7 @@ def create_app(
         responses={503: {"model": schemas.Health, "description": "Not now: `status` says why"}},
     )
     async def health() -> Response:
-        report = await _health(supervisor, settings)
+        report = _health(supervisor, settings, gate)
         status_code = 200 if report.status == "ok" else 503
         return JSONResponse(report.model_dump(), status_code)
 
@@ -128,21 +180,77 @@ def create_app(
         failed = supervisor.failure is not None
         return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
+    @app.get("/metrics", summary="Numbers for Prometheus", response_class=PlainTextResponse)
+    async def scrape(request: Request) -> Response:
+        text, content_type = metrics.expose(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
+
     _document_requests(app, [models.generate, models.generate_batch])
     return app
 
 
-async def _health(supervisor: Supervisor, settings: Settings) -> schemas.Health:
+def _health(supervisor: Supervisor, settings: Settings, gate: Gate) -> schemas.Health:
     service = supervisor.service_or_none
+    status = supervisor.status()
     return schemas.Health(
-        status=await supervisor.status(),
+        status="draining" if gate.draining and status != "failed" else status,
         model=service.checkpoint.name if service else settings.model,
-        engine=service.engine.name if service else None,
+        engine=service.engine_name if service else None,
         engine_reason=service.engine_reason if service else supervisor.failure,
         version=__version__,
         gpu_usd_per_second=settings.rate_usd_per_second,
         rate_source=settings.rate_source,
+        usage_log=supervisor.usage_log.status,
     )
+
+
+def _read_engine(supervisor: Supervisor) -> EngineReading:
+    service, meter = supervisor.service_or_none, supervisor.meter
+    return EngineReading(
+        engine=service.engine_name if service else "",
+        model=service.checkpoint.name if service else "",
+        busy_seconds=meter.busy_seconds,
+        lost_seconds=meter.lost_seconds,
+        num_requests_running=meter.num_inside,
+        num_requests_waiting=service.scheduler.turns.num_waiting if service else 0,
+        num_restarts=supervisor.num_restarts,
+    )
+
+
+def _note_prompts(parsed: BaseModel) -> None:
+    record = current_request()
+    if record is not None:
+        record.num_prompts = len(getattr(parsed, "prompts", "1"))
+
+
+def _note_errors(metrics: Metrics, result: Result) -> None:
+    for answer in result.answers if isinstance(result, schemas.BatchAnswer) else [result]:
+        if answer.error is not None:
+            metrics.error_told(answer.error.code)
+
+
+async def _with_refusals(metrics: Metrics, making: Coroutine[Any, Any, Reply]) -> Reply:
+    """A refusal that would come again as a reply, so that it can be kept; the rest is raised."""
+    try:
+        return await making
+    except AdapterError as error:
+        if error.status >= 500:
+            raise
+        metrics.error_told(error.code)
+        body = schemas.ErrorResponse(
+            error=schemas.ErrorBody(code=error.code, message=error.message, field=error.field)
+        )
+        return Reply(error.status, body.model_dump_json().encode())
+
+
+def _response(reply: Reply, *, replayed: bool) -> Response:
+    response = Response(reply.body, reply.status, media_type="application/json")
+    if replayed:
+        response.headers[REPLAYED_HEADER] = "true"
+        record = current_request()
+        if record is not None:
+            record.replayed = True
+    return response
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -168,15 +276,17 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(AdapterError)
     async def adapter_error(_: Request, error: AdapterError) -> Response:
+        metrics.error_told(error.code)
         return _error_response(error.status, error.code, error.message, error.field, error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         code, message = _HTTP_ERRORS.get(error.status_code, ("http_error", str(error.detail)))
         message = message.format(method=request.method, path=request.url.path)
+        metrics.error_told(code)
         response = _error_response(error.status_code, code, message, None)
         response.headers.update(error.headers or {})
         return response
@@ -185,16 +295,16 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, __: Exception) -> Response:
-        # The last border: the server logs the traceback, the client sees none of it.
-        return _error_response(500, "internal_error", "the server has a fault; see its log", None)
-
 
 _HTTP_ERRORS = {
     404: ("not_found", "there is no {path} here; see /docs"),
     405: ("method_not_allowed", "{path} takes no {method}; see /docs"),
 }
+
+
+def _fault_response(metrics: Metrics) -> Response:
+    metrics.error_told("internal_error")
+    return _error_response(500, "internal_error", "the server has a fault; see its log", None)
 
 
 def _error_response(
@@ -229,9 +339,14 @@ def __getattr__(name: str) -> FastAPI:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _refuse_workers()
     try:
-        return create_app(load_settings())
+        settings = load_settings()
+        logs.configure(settings.log_level, settings.log_format)
+        application = create_app(settings)
     except SettingsError as error:
         raise SystemExit(f"error: {error}") from None
+    # Under a plain uvicorn nobody else ends a server that will never answer.
+    application.state.supervisor.on_failure = lambda: signal.raise_signal(signal.SIGTERM)
+    return application
 
 
 def _refuse_workers() -> None:

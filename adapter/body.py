@@ -451,7 +451,7 @@ def openapi_request_body(model: type[BaseModel]) -> dict[str, Any]:
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     extra: Any = model.model_config.get("json_schema_extra") or {}
     examples = {
-        ("song" if "audio_url" in value else "text"): {"value": value}
+        ("song" if "audio" in value else "text"): {"value": value}
         for value in extra.get("examples", ())
     }
     upload = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}

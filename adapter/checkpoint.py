@@ -27,6 +27,7 @@ class Checkpoint:
     path: str
     revision: str | None
     architecture: str
+    dtype: str  # "float32", "bfloat16" or "float16"; "auto" where its config.json names none
     context_tokens: int
     max_audio_seconds: float
     window_seconds: float
@@ -123,6 +124,7 @@ def load_checkpoint(
         path=str(path),
         revision=revision,
         architecture=architecture,
+        dtype=str(config.dtype).removeprefix("torch.") if config.dtype else "auto",
         context_tokens=_context_tokens(config, max_model_len),
         max_audio_seconds=processor.max_audio_len,
         window_seconds=processor.feature_extractor.chunk_length,

@@ -11,16 +11,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from adapter.admission import Party, Turns
 from adapter.billing import Meter
 from adapter.engine import Engine
 from adapter.errors import (
     AdapterError,
     DeadlineExceededError,
+    EngineCrashedError,
     EngineDeadError,
     EngineError,
     EngineOutOfMemoryError,
+    UnavailableError,
 )
 from adapter.request import EngineOutput, EngineRequest, FinishReason, Sampling
 
@@ -57,6 +60,17 @@ class Ticket:
         return self.finish_reason is not None or self.error is not None
 
     @property
+    def entered(self) -> bool:
+        return self.left_at > 0
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: a finish reason, an error's code, or `aborted`."""
+        if self.error is not None:
+            return self.error.code
+        return self.finish_reason or "aborted"
+
+    @property
     def may_retry(self) -> bool:
         """True after a failure that was not the prompt's and that the engine outlived."""
         return isinstance(self.error, EngineError) and not isinstance(self.error, EngineDeadError)
@@ -83,95 +97,145 @@ class _Call:
     prepared: Any
 
 
-class Scheduler:
-    """Brings tickets through one engine, at most `max_num_seqs` at a time."""
+class Engines(Protocol):
+    """Where the scheduler finds the engine that answers, and says when it has died."""
 
-    def __init__(self, engine: Engine, meter: Meter, *, max_num_seqs: int) -> None:
-        self._engine = engine
+    async def running(self) -> Engine:
+        """The engine; waits for one that starts. Raises UnavailableError where none will."""
+
+    def report_death(self, engine: Engine) -> None:
+        """The engine raised EngineDeadError; may be said more than once of one engine."""
+
+    def note_answer(self) -> None:
+        """A prompt was answered: the engine works."""
+
+
+class Scheduler:
+    """Brings tickets through the engine: at most `max_num_seqs` at a time in a continuous one, one
+    call at a time in a static one, in turns that are fair between requests."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        meter: Meter,
+        *,
+        continuous: bool,
+        max_num_seqs: int,
+        max_group_size: int,
+    ) -> None:
+        self._engines = engines
         self._meter = meter
-        self._seats = asyncio.Semaphore(max_num_seqs)
-        self._device = asyncio.Lock()
+        self._continuous = continuous
+        self._default_group_size = min(TRANSFORMERS_GROUP_SIZE, max_group_size)
+        self._max_num_seqs = max_num_seqs
+        self.turns = Turns(max_num_seqs if continuous else 1)
+        self._suspects = asyncio.Lock()
+        self._buried: Engine | None = None
+        self._last_shares: dict[str, float] = {}  # of a dead engine's prompts, till each takes its
 
     async def run(
-        self, tickets: Sequence[Ticket], *, group_size: int | None, timeout_seconds: float
+        self,
+        tickets: Sequence[Ticket],
+        *,
+        group_size: int | None,
+        timeout_seconds: float,
+        party: Party,
     ) -> None:
         """Answer every ticket of a batch, or set its error. Cancelling stops the engine's work."""
-        decode = self._decode_window if self._engine.continuous else self._decode_groups
+        decode = self._decode_window if self._continuous else self._decode_groups
         try:
             async with asyncio.timeout(timeout_seconds) as limit:
-                await decode(tickets, group_size)
+                await decode(tickets, group_size, party)
         except TimeoutError:
             if not limit.expired():
                 raise
             _fail(
                 (ticket for ticket in tickets if not ticket.ended),
                 DeadlineExceededError(
-                    f"the request's {timeout_seconds:g} seconds were over before this answer; "
+                    "the request's time was over before this answer was finished; "
                     "ask fewer prompts at once or lower max_new_tokens"
                 ),
             )
 
-    async def _decode_window(self, tickets: Sequence[Ticket], group_size: int | None) -> None:
+    async def _decode_window(
+        self, tickets: Sequence[Ticket], group_size: int | None, party: Party
+    ) -> None:
         window = asyncio.Semaphore(group_size or len(tickets))
         async with asyncio.TaskGroup() as tasks:
             for ticket in tickets:
-                tasks.create_task(self._decode_in_window(ticket, window))
+                tasks.create_task(self._decode_in_window(ticket, window, party))
         for ticket in tickets:
             if ticket.may_retry:
                 logger.warning("retrying a prompt alone after: %s", ticket.error)
-                await self._decode_alone(ticket)
+                await self._decode_group([ticket], party)
 
-    async def _decode_in_window(self, ticket: Ticket, window: asyncio.Semaphore) -> None:
+    async def _decode_in_window(
+        self, ticket: Ticket, window: asyncio.Semaphore, party: Party
+    ) -> None:
         if await _make(ticket):
             async with window:
-                await self._decode_alone(ticket)
+                await self._decode_group([ticket], party)
 
-    async def _decode_alone(self, ticket: Ticket) -> None:
-        # The seat is taken first: between `prepare` and `generate` nothing may wait, or a prompt
-        # that leans on another's features would reach the engine before them.
-        async with self._seats:
-            try:
-                calls = await self._prepare([ticket])
-                await self._generate(calls)
-            except EngineError as error:
-                _fail([ticket], error)
-
-    async def _decode_groups(self, tickets: Sequence[Ticket], group_size: int | None) -> None:
+    async def _decode_groups(
+        self, tickets: Sequence[Ticket], group_size: int | None, party: Party
+    ) -> None:
         made = await asyncio.gather(*(_make(ticket) for ticket in tickets))
         ready = list(itertools.compress(tickets, made))
-        for group in sampling_groups(ready, group_size or TRANSFORMERS_GROUP_SIZE):
-            calls = await self._prepare(group)
-            await self._decode_group(calls)
+        size = min(group_size or self._default_group_size, self._max_num_seqs)
+        for group in sampling_groups(ready, size):
+            await self._decode_group(group, party)
 
-    async def _decode_group(self, calls: Sequence[_Call]) -> None:
+    async def _decode_group(self, tickets: Sequence[Ticket], party: Party) -> None:
         """One call; smaller ones after an error, down to one prompt."""
         try:
-            async with self._device:
-                await self._generate(calls)
-        except EngineError as error:
-            if len(calls) == 1 or isinstance(error, EngineDeadError):
-                _fail((call.ticket for call in calls), error)
+            await self._attempt(tickets, party)
+        except EngineDeadError as error:
+            logger.warning("the engine died under %d prompts: %s", len(tickets), error.message)
+            await self._survive(tickets, party)
+        except UnavailableError as error:
+            if len(tickets) == 1 or not isinstance(error, EngineError):
+                _fail(tickets, error)
                 return
-            logger.warning("splitting a group of %d after: %s", len(calls), error.message)
-            size = (len(calls) + 1) // 2 if isinstance(error, EngineOutOfMemoryError) else 1
-            for part in _cut(calls, size):
-                await self._decode_group(part)
+            logger.warning("splitting a group of %d after: %s", len(tickets), error.message)
+            size = (len(tickets) + 1) // 2 if isinstance(error, EngineOutOfMemoryError) else 1
+            for part in _cut(tickets, size):
+                await self._decode_group(part, party)
 
-    async def _prepare(self, tickets: Sequence[Ticket]) -> list[_Call]:
+    async def _survive(self, tickets: Sequence[Ticket], party: Party) -> None:
+        """Try each prompt that a dead engine held on the next one, a suspect at a time: who is
+        there when that dies too was the cause, and is not tried for ever."""
+        for ticket in tickets:
+            async with self._suspects:
+                try:
+                    await self._attempt([ticket], party)
+                except EngineDeadError:
+                    crashed = "the engine died twice on this prompt; change it or leave it out"
+                    _fail([ticket], EngineCrashedError(crashed))
+                except UnavailableError as error:
+                    _fail([ticket], error)
+
+    async def _attempt(self, tickets: Sequence[Ticket], party: Party) -> None:
+        """One call to the engine, in its turn. Raises EngineError for the whole call, and
+        UnavailableError where there is no engine any more."""
+        if self._continuous:
+            # The turn comes first: between `prepare` and `generate` nothing may wait, or a prompt
+            # that leans on another's features would reach the engine before them.
+            async with self.turns.turn(party):
+                engine = await self._engines.running()
+                await self._generate(engine, await self._prepare(engine, tickets))
+            return
+        engine = await self._engines.running()
+        calls = await self._prepare(engine, tickets)  # while another call runs
+        async with self.turns.turn(party):
+            await self._generate(engine, calls)
+
+    async def _prepare(self, engine: Engine, tickets: Sequence[Ticket]) -> list[_Call]:
         """Have the engine make its inputs; a ticket whose input is at fault is failed alone."""
-        calls = await asyncio.gather(*(self._prepare_one(ticket) for ticket in tickets))
+        waiting = (ticket for ticket in tickets if not ticket.ended or ticket.may_retry)
+        calls = await asyncio.gather(*(_prepare_one(engine, ticket) for ticket in waiting))
         return [call for call in calls if call is not None]
 
-    async def _prepare_one(self, ticket: Ticket) -> _Call | None:
-        assert ticket.request is not None
-        try:
-            prepared = await self._engine.prepare(ticket.request)
-        except AdapterError as error:
-            _fail([ticket], error)
-            return None
-        return _Call(ticket, ticket.request.request_id, prepared)
-
-    async def _generate(self, calls: Sequence[_Call]) -> None:
+    async def _generate(self, engine: Engine, calls: Sequence[_Call]) -> None:
         """One metered call to the engine: whoever is still inside at its end leaves then."""
         if not calls:
             return
@@ -180,11 +244,14 @@ class Scheduler:
         inside = {call.request_id: call.ticket for call in calls}
         self._meter.enter(list(inside))
         _note_entry(inside.values())
-        outputs = self._engine.generate([call.prepared for call in calls])
+        outputs = engine.generate([call.prepared for call in calls])
         reading = asyncio.create_task(self._read(outputs, inside))
         try:
             await asyncio.wait([reading])
             reading.result()
+        except EngineDeadError:
+            self._bury(engine)
+            raise
         finally:
             # Before the wait for the engine's step: a prompt leaves when its abort is issued.
             self._settle(inside)
@@ -193,6 +260,7 @@ class Scheduler:
             await outputs.aclose()
         if not all(call.ticket.ended for call in calls):
             raise EngineError("the engine ended without an answer; send the prompt again")
+        self._engines.note_answer()
 
     async def _read(
         self, outputs: AsyncGenerator[EngineOutput, None], inside: dict[str, Ticket]
@@ -200,17 +268,43 @@ class Scheduler:
         """Write outputs to their tickets; who has its answer leaves, but the rows of a static
         engine's call leave together."""
         async for output in outputs:
+            self._meter.mark()
             ticket = inside[output.request_id]
             ticket.add(output)
-            if ticket.ended and self._engine.continuous:
+            if ticket.ended and self._continuous:
                 self._settle({output.request_id: inside.pop(output.request_id)})
 
     def _settle(self, inside: dict[str, Ticket]) -> None:
-        shares = self._meter.leave(list(inside))
+        """Write their shares to the tickets of those who leave."""
+        alive = [request_id for request_id in inside if request_id not in self._last_shares]
+        shares = dict(zip(alive, self._meter.leave(alive), strict=True)) if alive else {}
         now = time.monotonic()
-        for ticket, share_seconds in zip(inside.values(), shares, strict=True):
+        for request_id, ticket in inside.items():
+            share_seconds = shares.get(request_id)
+            if share_seconds is None:
+                share_seconds = self._last_shares.pop(request_id)
             ticket.elapsed_seconds += share_seconds
             ticket.left_at = now
+
+    def _bury(self, engine: Engine) -> None:
+        """Settle a dead engine's accounts, once, whichever of its prompts notices first."""
+        if engine is self._buried:
+            return
+        self._buried = engine
+        self._last_shares |= self._meter.die()
+        self._engines.report_death(engine)
+
+
+async def _prepare_one(engine: Engine, ticket: Ticket) -> _Call | None:
+    assert ticket.request is not None
+    try:
+        prepared = await engine.prepare(ticket.request)
+    except EngineDeadError:
+        raise
+    except AdapterError as error:
+        _fail([ticket], error)
+        return None
+    return _Call(ticket, ticket.request.request_id, prepared)
 
 
 def sampling_groups(tickets: Sequence[Ticket], group_size: int) -> list[list[Ticket]]:

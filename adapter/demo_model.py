@@ -113,6 +113,8 @@ def write_demo_model(directory: Path, *, seed: int = 0, shape: DemoShape = TINY)
     model = build_model(tokenizer, seed=seed, shape=shape)
     model.save_pretrained(directory)
     build_processor(tokenizer, shape).save_pretrained(directory)
+    for file in directory.iterdir():
+        file.chmod(0o644)  # safetensors' own are for their owner alone
 
 
 def build_tokenizer() -> Qwen2Tokenizer:

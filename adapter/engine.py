@@ -5,7 +5,8 @@ import dataclasses
 import difflib
 import importlib.util
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -44,6 +45,13 @@ class Engine(Protocol):
 
     async def check_health(self) -> None:
         """Raise EngineDeadError where no request can be answered any more."""
+
+    def last_progress_at(self) -> float:
+        """The monotonic second of the engine's last finished step; 0 before the first."""
+
+    def kill(self) -> bool:
+        """End a stuck engine's processes at once, so that its calls fail with EngineDeadError;
+        False where it lives in this process and cannot be ended alone."""
 
     async def shutdown(self) -> None:
         """End the engine and its processes. May be called twice."""
@@ -93,9 +101,15 @@ class VllmEngine:
     name: EngineName = "vllm"
     continuous = True
 
-    def __init__(self, llm: Any, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        stop_token_ids: Sequence[int],
+        last_progress_at: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._llm = llm
         self._stop_token_ids = list(stop_token_ids)
+        self.last_progress_at = last_progress_at
 
     @classmethod
     def start(cls, settings: "Settings", checkpoint: "Checkpoint") -> "VllmEngine":
@@ -116,7 +130,9 @@ class VllmEngine:
 
         check_registered(checkpoint.architecture)
         args = AsyncEngineArgs(**engine_args(settings, checkpoint))
-        return cls(AsyncLLM.from_engine_args(args), checkpoint.eos_token_ids)
+        progress = _Progress()
+        llm = AsyncLLM.from_engine_args(args, stat_loggers=[progress.stat_logger])
+        return cls(llm, checkpoint.eos_token_ids, lambda: progress.at)
 
     async def prepare(self, request: EngineRequest) -> _Rendered:
         """Features are made on vLLM's renderer thread, once for each clip uuid."""
@@ -153,6 +169,12 @@ class VllmEngine:
         if self._llm.errored:
             raise EngineDeadError("the vLLM engine has died")
 
+    def kill(self) -> bool:
+        manager = self._llm.engine_core.resources.engine_manager
+        for process in manager.processes:
+            process.kill()
+        return True
+
     async def shutdown(self) -> None:
         await asyncio.to_thread(self._llm.shutdown)
 
@@ -173,6 +195,31 @@ class VllmEngine:
         )
 
 
+class _Progress:
+    """Notes when vLLM's core last finished a step, also one that gave no prompt a token."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def stat_logger(self, *_: object) -> Any:
+        """What vLLM takes as a factory of stat loggers."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        progress = self
+
+        class StepClock(StatLoggerBase):
+            def __init__(self) -> None:
+                pass
+
+            def record(self, *_: object, **__: object) -> None:
+                progress.at = time.monotonic()
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return StepClock()
+
+
 def engine_args(settings: "Settings", checkpoint: "Checkpoint") -> dict[str, Any]:
     """The arguments of vLLM's AsyncEngineArgs: the adapter's, then ADAPTER_ENGINE_ARGS.
 
@@ -185,7 +232,8 @@ def engine_args(settings: "Settings", checkpoint: "Checkpoint") -> dict[str, Any
     return {
         "model": checkpoint.path,
         "revision": settings.revision,
-        "dtype": settings.dtype,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        "dtype": checkpoint.dtype if settings.dtype == "auto" else settings.dtype,
         "max_model_len": checkpoint.context_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "enable_prefix_caching": True,

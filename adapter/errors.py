@@ -38,6 +38,10 @@ class UnprocessableError(AdapterError):
     code = "invalid_request"
 
 
+class EngineCrashedError(UnprocessableError):
+    code = "engine_crashed"
+
+
 class UnauthorizedError(AdapterError):
     status = 401
     code = "unauthorized"

@@ -45,7 +45,8 @@ class Clip:
 
     @property
     def heard_seconds(self) -> float:
-        return len(self.samples) / SAMPLING_RATE
+        # Resampling rounds up to a whole sample; nobody hears more than there is.
+        return min(len(self.samples) / SAMPLING_RATE, self.duration_seconds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,10 @@
 """The wire: what a request may hold and what an answer holds. Pydantic, at the edge only."""
 
+import base64
 import difflib
 import json
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -33,6 +35,14 @@ EngineName = Literal["vllm", "transformers"]
 Status = Literal["ok", "starting", "restarting", "draining", "failed"]
 
 _EXAMPLE_URL = "https://example.com/song.mp3"
+EXAMPLE_SONG = base64.b64encode(
+    # A fifth of a second of a beep: WAV, 8 bits, mono, 8 kHz, so that the examples run.
+    b"RIFF"
+    + struct.pack(
+        "<I4s4sIHHIIHH4sI", 1636, b"WAVE", b"fmt ", 16, 1, 1, 8000, 8000, 1, 8, b"data", 1600
+    )
+    + bytes(128 + 90 * (-1) ** (n // 10) for n in range(1600))
+).decode()
 _ONE_SOURCE: dict[str, Any] = {
     "not": {
         "required": ["audio_url", "audio"],
@@ -181,7 +191,7 @@ class GenerateRequest(PromptFields):
             **_ONE_SOURCE,
             "examples": [
                 {"prompt": "What is a hi-hat?"},
-                {"prompt": "Describe this music.", "audio_url": _EXAMPLE_URL},
+                {"prompt": "Describe this music.", "audio": EXAMPLE_SONG},
             ],
         }
     )
@@ -207,7 +217,7 @@ class GenerateBatchRequest(AudioSource):
             "examples": [
                 {"prompts": [{"prompt": "What is a hi-hat?"}]},
                 {
-                    "audio_url": _EXAMPLE_URL,
+                    "audio": EXAMPLE_SONG,
                     "prompts": [
                         {"prompt": "Which key is it in?"},
                         {"prompt": "Write a title.", "do_sample": True, "temperature": 0.7},
@@ -466,3 +476,6 @@ class Health(AnswerModel):
     version: str
     gpu_usd_per_second: float
     rate_source: RateSource
+    usage_log: Literal["ok", "failing", "off"] = Field(
+        description="failing: answers go on, but their records wait for the disk."
+    )

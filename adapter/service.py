@@ -11,16 +11,29 @@ from functools import partial
 from typing import BinaryIO
 
 from adapter import schemas
-from adapter.audio import AudioBase64, AudioLimits, AudioUpload, AudioUrl, Songs, Source, cut
+from adapter.admission import Door, Party
+from adapter.audio import (
+    AudioBase64,
+    AudioLimits,
+    AudioUpload,
+    AudioUrl,
+    Song,
+    Songs,
+    Source,
+    cut,
+)
 from adapter.billing import Meter
-from adapter.checkpoint import Checkpoint, load_checkpoint
-from adapter.compat import Scheduler, Ticket
+from adapter.checkpoint import Checkpoint
+from adapter.compat import Engines, Scheduler, Ticket
 from adapter.decoder import DecoderPool
-from adapter.engine import Engine, start_engine
+from adapter.engine import Engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
+from adapter.logs import current_request
+from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
+from adapter.usage import UsageLog, UsageRecord
 
 logger = logging.getLogger(__name__)
 
@@ -37,36 +50,47 @@ class _Asked:
     audio_seconds: float = 0.0
 
 
-def start_service(settings: Settings) -> "Service":
-    """Read the checkpoint and start the engine; blocks until the weights are loaded.
+@dataclass(frozen=True, slots=True, eq=False)
+class Started:
+    """What a start brings: the checkpoint, the engine, and why that one."""
 
-    Raises SettingsError for a checkpoint that cannot be had, and what stops the engine.
-    """
-    logger.info("reading the checkpoint %s", settings.model)
-    checkpoint = load_checkpoint(
-        settings.model, settings.revision, max_model_len=settings.max_model_len
-    )
-    logger.info("loading the weights; this takes minutes for the real ones")
-    engine, reason = start_engine(settings, checkpoint)
-    return Service(settings, checkpoint, engine, reason)
+    checkpoint: Checkpoint
+    engine: Engine
+    engine_reason: str
 
 
 class Service:
-    """Answers requests on one engine.
+    """Answers requests; the engine that does it may be another after a restart.
 
-    `open` starts what needs an event loop; `close` ends the engine and the decoders.
+    `open` starts what needs an event loop; `close` ends the decoders.
     """
 
     def __init__(
-        self, settings: Settings, checkpoint: Checkpoint, engine: Engine, engine_reason: str
+        self,
+        settings: Settings,
+        started: Started,
+        engines: Engines,
+        *,
+        meter: Meter,
+        metrics: Metrics,
+        usage_log: UsageLog,
     ) -> None:
         self._settings = settings
-        self.checkpoint = checkpoint
-        self.engine = engine
-        self.engine_reason = engine_reason
-        self.meter = Meter()
-        self._prompter = Prompter(checkpoint)
-        self._scheduler = Scheduler(engine, self.meter, max_num_seqs=settings.max_num_seqs)
+        self._metrics = metrics
+        self._usage_log = usage_log
+        self.checkpoint = started.checkpoint
+        self.engine_name = started.engine.name
+        self.engine_reason = started.engine_reason
+        self.meter = meter
+        self._prompter = Prompter(started.checkpoint)
+        self.door = Door(max_num_seqs=settings.max_num_seqs, max_queued=settings.max_queued)
+        self.scheduler = Scheduler(
+            engines,
+            meter,
+            continuous=started.engine.continuous,
+            max_num_seqs=settings.max_num_seqs,
+            max_group_size=settings.max_group_size,
+        )
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
@@ -81,7 +105,6 @@ class Service:
 
     async def close(self) -> None:
         await self._decoders.close()
-        await self.engine.shutdown()
 
     async def generate(
         self, prompt: schemas.GenerateRequest, upload: BinaryIO | None
@@ -89,8 +112,9 @@ class Service:
         """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
-        async with self._songs() as songs:
-            (ticket,) = await self._decode(songs, [asked], None, started_at)
+        with self.door.admit(1):
+            async with self._songs() as songs:
+                (ticket,) = await self._decode(songs, [asked], None, started_at)
         if ticket.error is not None:
             raise ticket.error
         return self._answer(asked, ticket, started_at)
@@ -109,9 +133,10 @@ class Service:
             _Asked(prompt, _source(prompt, None) or shared, path=f"prompts.{index}.")
             for index, prompt in enumerate(batch.prompts)
         ]
-        async with self._songs() as songs:
-            await self._load_shared(songs, asked, shared)
-            tickets = await self._decode(songs, asked, batch.group_size, started_at)
+        with self.door.admit(len(asked)):
+            async with self._songs() as songs:
+                await self._load_shared(songs, asked, shared)
+                tickets = await self._decode(songs, asked, batch.group_size, started_at)
         _raise_if_nothing_finished(tickets)
         return self._batch_answer(
             [
@@ -133,7 +158,7 @@ class Service:
             return
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
-                first.audio_seconds = (await songs.load(shared)).audio_seconds
+                await self._load(songs, first, shared)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the song was not there in time; send a shorter one or the file itself"
@@ -146,12 +171,53 @@ class Service:
             _check_moment_has_song(one)
         tickets = [Ticket(partial(self._make_request, songs, one)) for one in asked]
         passed_seconds = time.monotonic() - started_at
-        await self._scheduler.run(
-            tickets,
-            group_size=group_size,
-            timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
-        )
+        try:
+            await self.scheduler.run(
+                tickets,
+                group_size=group_size,
+                timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
+                party=Party(),
+            )
+        finally:
+            await self._account(asked, tickets)  # also for a client that has left
         return tickets
+
+    async def _account(self, asked: Sequence[_Asked], tickets: Sequence[Ticket]) -> None:
+        """Tell the metrics and the usage log what each prompt came to, before its answer goes."""
+        records = []
+        for one, ticket in zip(asked, tickets, strict=True):
+            self._metrics.prompt_ended(
+                outcome_of(ticket.outcome),
+                elapsed_seconds=ticket.elapsed_seconds,
+                cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
+                queue_seconds=ticket.queue_seconds if ticket.entered else None,
+                heard_seconds=one.clip.heard_seconds if one.clip else 0.0,
+                prompt_tokens=ticket.prompt_tokens,
+                cached_tokens=ticket.cached_tokens,
+                completion_tokens=len(ticket.token_ids),
+            )
+            if ticket.request is not None and ticket.entered:
+                records.append(self._usage_record(ticket.request, ticket))
+        await self._usage_log.write(records)
+
+    def _usage_record(self, request: EngineRequest, ticket: Ticket) -> UsageRecord:
+        http_request = current_request()
+        return UsageRecord(
+            request_id=request.request_id,
+            http_request_id=http_request.id if http_request else "",
+            key_name=None,
+            model=self.checkpoint.name,
+            revision=self.checkpoint.revision,
+            engine=self.engine_name,
+            prompt_tokens=ticket.prompt_tokens,
+            completion_tokens=len(ticket.token_ids),
+            cached_tokens=ticket.cached_tokens,
+            audio_tokens=request.num_audio_tokens,
+            elapsed_seconds=ticket.elapsed_seconds,
+            gpu_usd_per_second=self._settings.rate_usd_per_second,
+            cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
+            outcome=ticket.outcome,
+        )
 
     async def _make_request(self, songs: Songs, asked: _Asked) -> EngineRequest:
         """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
@@ -174,10 +240,9 @@ class Service:
         )
 
     async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> None:
-        loaded = await songs.load(source)
-        asked.audio_seconds = asked.audio_seconds or loaded.audio_seconds
+        song = await self._load(songs, asked, source)
         asked.clip = cut(
-            loaded.song,
+            song,
             start_seconds=asked.prompt.start_seconds,
             end_seconds=asked.prompt.end_seconds,
             max_seconds=self.checkpoint.max_clip_seconds(),
@@ -191,6 +256,13 @@ class Service:
                 code="audio_too_short",
                 field=source.field,
             )
+
+    async def _load(self, songs: Songs, asked: _Asked, source: Source) -> Song:
+        loaded = await songs.load(source)
+        if loaded.audio_seconds:  # 0 where another prompt did it
+            asked.audio_seconds = loaded.audio_seconds
+            self._metrics.song_loaded(loaded.song.duration_seconds)
+        return loaded.song
 
     def _room(self, token_ids: Sequence[int], asked: _Asked) -> int:
         """The tokens that the context has left for an answer."""
@@ -225,7 +297,7 @@ class Service:
             gpu_usd_per_second=self._settings.rate_usd_per_second,
             rate_source=self._settings.rate_source,
             model=self.checkpoint.name,
-            engine=self.engine.name,
+            engine=self.engine_name,
             timings=schemas.Timings(
                 audio_seconds=asked.audio_seconds,
                 queue_seconds=ticket.queue_seconds,
@@ -243,7 +315,7 @@ class Service:
             gpu_usd_per_second=self._settings.rate_usd_per_second,
             rate_source=self._settings.rate_source,
             model=self.checkpoint.name,
-            engine=self.engine.name,
+            engine=self.engine_name,
             timings=schemas.Timings(
                 audio_seconds=max(answer.timings.audio_seconds for answer in answers),
                 queue_seconds=max(answer.timings.queue_seconds for answer in answers),

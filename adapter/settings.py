@@ -79,6 +79,10 @@ def _text(text: str) -> str:
     return text
 
 
+def _text_or_nothing(text: str) -> str | None:
+    return _text(text) if text else None
+
+
 def _choice(*names: str) -> _Kind:
     def parse(text: str) -> str:
         if text.lower() not in names:
@@ -127,8 +131,10 @@ def _boolean(text: str) -> bool:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
+    """Host names, each maybe with `*.` in front for all its subdomains, or a `:port` behind."""
     hosts = tuple(host.strip().lower() for host in text.split(","))
-    if not all(re.fullmatch(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9])?", host) for host in hosts):
+    form = r"(\*\.)?[a-z0-9_]([a-z0-9._-]*[a-z0-9])?(:[0-9]{1,5})?"
+    if not all(re.fullmatch(form, host) for host in hosts):
         raise ValueError
     return hosts
 
@@ -152,6 +158,7 @@ def _not_supported_yet(_: str) -> None:
 
 
 _TEXT = _Kind(_text, "a text of one line without spaces around it")
+_PATH_OR_NOTHING = _Kind(_text_or_nothing, "a file's path without spaces around it, or nothing")
 _BOOLEAN = _Kind(_boolean, "true or false")
 _HOSTS = _Kind(_hosts, "host names with commas between them (a.example.com,b.example.com)")
 _ENGINE_ARGS = _Kind(_engine_args, 'a JSON object such as {"gpu_memory_utilization": 0.9}')
@@ -215,6 +222,12 @@ class Settings:
     request_timeout_seconds: float = _setting(
         600.0, _number(0.1, 86_400), "Time for a request; 504 after it", shown="600"
     )
+    max_restarts: int = _setting(
+        3, _integer(0, 1000), "Engine restarts in a row without an answer; then the server ends"
+    )
+    stall_seconds: float = _setting(
+        120.0, _number(1, 86_400), "An engine that ends no step for so long is ended and restarted"
+    )
     decoder_workers: int = _setting(2, _integer(1, 256), "Songs that are decoded at once")
     allowed_audio_hosts: tuple[str, ...] = _setting(
         (), _HOSTS, "The only hosts that audio_url may name", shown="any public host"
@@ -232,10 +245,30 @@ class Settings:
         "Price of a second of the engine's time, for cost_usd",
         shown=f"{FALLBACK_USD_PER_SECOND} (an A100 40 GB), said to be a fallback",
     )
+    usage_db: str | None = _setting(
+        "adapter-usage.sqlite3",
+        _PATH_OR_NOTHING,
+        "SQLite file of the usage log, on a local disk; empty turns the log off",
+    )
+    usage_retention_days: int | None = _setting(
+        None,
+        _integer(1, 36_500),
+        "Records of the usage log that are older are deleted",
+        shown="kept for ever",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info",
         _choice("debug", "info", "warning", "error"),
         "The least severe level that is logged",
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "text", _choice("text", "json"), "A line of the log as text or as a JSON object"
+    )
+    drain_seconds: float = _setting(
+        120.0,
+        _number(0, 86_400),
+        "Time for the requests in flight to finish after SIGTERM",
+        shown="120",
     )
 
     @property

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -70,6 +71,7 @@ class TransformersEngine:
         self._features = FeatureCache(feature_extractor, MAX_CACHED_CLIPS)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generate")
         self._closing = threading.Event()
+        self._progress_at = 0.0
         self._dead = False
 
     @classmethod
@@ -122,7 +124,8 @@ class TransformersEngine:
         _check_shared(prepared)
         left = threading.Event()
 
-        def is_cancelled() -> bool:
+        def is_cancelled() -> bool:  # asked at each step
+            self._progress_at = time.monotonic()
             return left.is_set() or self._closing.is_set()
 
         call = self._worker.submit(self._answer, tuple(prepared), is_cancelled)
@@ -137,6 +140,12 @@ class TransformersEngine:
 
     async def check_health(self) -> None:
         self._check_alive()
+
+    def last_progress_at(self) -> float:
+        return self._progress_at
+
+    def kill(self) -> bool:
+        return False  # a thread of this process: it ends with it
 
     async def shutdown(self) -> None:
         """Stop the call that runs within its step, end the threads and free the model."""

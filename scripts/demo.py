@@ -87,7 +87,11 @@ def print_answers(answer: dict[str, Any]) -> None:
 def server(model: str) -> Iterator[str]:
     """A server on a free port, ended when the block ends; yields its URL."""
     url = f"http://127.0.0.1:{_free_port()}"
-    environ = {"ADAPTER_ENGINE": "vllm", "ADAPTER_LOG_LEVEL": "warning"} | dict(os.environ)
+    environ = {
+        "ADAPTER_ENGINE": "vllm",
+        "ADAPTER_LOG_LEVEL": "warning",
+        "ADAPTER_USAGE_DB": "",
+    } | dict(os.environ)
     environ |= {"ADAPTER_MODEL": model}
     command = [sys.executable, "-m", "adapter", "serve", "--port", url.rsplit(":", 1)[1]]
     process = subprocess.Popen(command, env=environ)

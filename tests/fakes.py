@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from adapter.engine import EngineName
+from adapter.engine import Engine, EngineName
 from adapter.errors import EngineError
 from adapter.request import EngineOutput, EngineRequest
 
@@ -56,8 +56,32 @@ class FakeEngine:
     async def check_health(self) -> None:
         return None
 
+    def last_progress_at(self) -> float:
+        return 0.0
+
+    def kill(self) -> bool:
+        return False
+
     async def shutdown(self) -> None:
         return None
+
+
+class Fixed:
+    """Always the same engine; notes the deaths that are reported."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.deaths: list[Engine] = []
+        self.answers = 0
+
+    async def running(self) -> Engine:
+        return self._engine
+
+    def report_death(self, engine: Engine) -> None:
+        self.deaths.append(engine)
+
+    def note_answer(self) -> None:
+        self.answers += 1
 
 
 def _answer(request: EngineRequest) -> EngineOutput:

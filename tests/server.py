@@ -47,6 +47,7 @@ def running_server(
         **os.environ,
         "ADAPTER_MODEL": str(model),
         "ADAPTER_DTYPE": "float32",
+        "ADAPTER_USAGE_DB": "",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         **settings,

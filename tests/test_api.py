@@ -12,7 +12,7 @@ import pytest
 from adapter.api import create_app
 from adapter.checkpoint import load_checkpoint
 from adapter.errors import EngineError, EngineOutOfMemoryError, SettingsError
-from adapter.service import Service
+from adapter.service import Started
 from adapter.settings import Settings, load_settings
 from tests.fakes import FakeEngine, failing
 
@@ -21,11 +21,11 @@ Post = Callable[..., Any]
 
 @asynccontextmanager
 async def client(
-    model: Path, start: Callable[[Settings], Service] | FakeEngine, **settings: str
+    model: Path, start: Callable[[Settings], Started] | FakeEngine, **settings: str
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose engine is `start`, or is started by it."""
     variables = {f"ADAPTER_{name.upper()}": value for name, value in settings.items()}
-    loaded = load_settings({"ADAPTER_MODEL": str(model), **variables})
+    loaded = load_settings({"ADAPTER_MODEL": str(model), "ADAPTER_USAGE_DB": "", **variables})
     app = create_app(loaded, start=start if callable(start) else service_with(start))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
@@ -37,10 +37,10 @@ async def client(
         yield http
 
 
-def service_with(engine: FakeEngine) -> Callable[[Settings], Service]:
-    def start(settings: Settings) -> Service:
+def service_with(engine: FakeEngine) -> Callable[[Settings], Started]:
+    def start(settings: Settings) -> Started:
         checkpoint = load_checkpoint(settings.model, max_model_len=settings.max_model_len)
-        return Service(settings, checkpoint, engine, "a test")
+        return Started(checkpoint, engine, "a test")
 
     return start
 
@@ -115,7 +115,7 @@ async def test_while_the_engine_starts_health_is_503_and_live_200(demo_model: Pa
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def start(settings: Settings) -> Service:
+    def start(settings: Settings) -> Started:
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
         return service_with(FakeEngine(continuous=True))(settings)
 
@@ -131,7 +131,7 @@ async def test_while_the_engine_starts_health_is_503_and_live_200(demo_model: Pa
 
 
 async def test_an_engine_that_does_not_start_is_said_in_health_and_live(demo_model: Path) -> None:
-    def start(_: Settings) -> Service:
+    def start(_: Settings) -> Started:
         raise SettingsError("ADAPTER_MODEL: no such model")
 
     async with client(demo_model, start) as http:

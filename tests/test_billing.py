@@ -75,11 +75,62 @@ def test_idle_time_is_billed_to_nobody(meter: Meter, clock: Clock) -> None:
     assert meter.busy_seconds == meter.billed_seconds == 2.0
 
 
-def test_busy_seconds_run_while_a_prompt_is_inside(meter: Meter, clock: Clock) -> None:
+def test_busy_seconds_run_with_each_sign_of_life(meter: Meter, clock: Clock) -> None:
     meter.enter("a")
     clock.seconds += 3.0
+    meter.mark()
+    clock.seconds += 2.0
     assert meter.busy_seconds == 3.0
     assert meter.billed_seconds == 0.0
+
+
+def test_a_dead_engines_prompts_leave_at_its_last_output(meter: Meter, clock: Clock) -> None:
+    meter.enter("ab")
+    clock.seconds += 2.0
+    meter.mark()
+    clock.seconds += 60.0
+    assert meter.die() == {"a": 1.0, "b": 1.0}
+    assert meter.busy_seconds == meter.billed_seconds == 2.0
+    assert meter.lost_seconds == 60.0
+    assert meter.num_inside == 0
+
+
+def test_who_entered_after_a_dead_engines_last_output_owes_nothing(
+    meter: Meter, clock: Clock
+) -> None:
+    meter.enter("a")
+    clock.seconds += 2.0
+    meter.mark()
+    clock.seconds += 1.0
+    meter.enter("b")
+    clock.seconds += 1.0
+    assert meter.die() == {"a": 2.0, "b": 0.0}
+
+
+def test_what_was_settled_before_a_death_stays_settled(meter: Meter, clock: Clock) -> None:
+    meter.enter("ab")
+    clock.seconds += 2.0
+    assert meter.leave("a") == [1.0]
+    clock.seconds += 9.0
+    assert meter.die() == {"b": 1.0}
+    assert meter.busy_seconds == meter.billed_seconds == 2.0
+
+
+def test_an_engine_that_dies_idle_loses_nothing(meter: Meter, clock: Clock) -> None:
+    clock.seconds += 5.0
+    assert meter.die() == {}
+    assert meter.lost_seconds == 0.0
+
+
+def test_after_a_death_the_next_prompt_starts_from_nothing(meter: Meter, clock: Clock) -> None:
+    meter.enter("a")
+    clock.seconds += 1.0
+    meter.die()
+    clock.seconds += 50.0
+    meter.enter("a")
+    clock.seconds += 1.5
+    assert meter.leave("a") == [1.5]
+    assert meter.busy_seconds == 1.5
 
 
 def test_a_prompt_may_come_back_after_it_left(meter: Meter, clock: Clock) -> None:
@@ -154,3 +205,52 @@ def test_a_prompt_never_pays_more_than_its_own_time(schedule: list[Interval]) ->
     shares, _ = metered(schedule)
     for share_seconds, (enter, leave) in zip(shares, schedule, strict=True):
         assert share_seconds <= leave - enter + 1e-9
+
+
+Event = tuple[str, float, int]  # what happens, after how many seconds, to whom
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "leave", "mark", "die"]),
+        st.floats(min_value=0, max_value=100),
+        st.integers(min_value=0, max_value=7),
+    ),
+    max_size=40,
+)
+
+
+def replay(schedule: list[Event]) -> tuple[list[Interval], Meter, float]:
+    """Play events to a meter; returns the intervals in which prompts were inside by the rule, and
+    the sum of the shares that the meter gave them."""
+    clock = Clock()
+    meter = Meter(clock)
+    entered: dict[str, float] = {}
+    intervals: list[Interval] = []
+    certain = clock.seconds
+    paid = 0.0
+    for kind, after_seconds, who in [*schedule, ("die", 0.0, 0)]:
+        clock.seconds += after_seconds
+        name = str(who)
+        if kind == "enter" and name not in entered:
+            certain = certain if entered else clock.seconds
+            entered[name] = clock.seconds
+            meter.enter([name])
+        elif kind == "leave" and name in entered:
+            certain = clock.seconds
+            intervals.append((entered.pop(name), certain))
+            paid += sum(meter.leave([name]))
+        elif kind == "mark":
+            certain = clock.seconds
+            meter.mark()
+        elif kind == "die":
+            intervals += [(start, max(start, certain)) for start in entered.values()]
+            entered.clear()
+            paid += sum(meter.die().values())
+    return intervals, meter, paid
+
+
+@given(events)
+def test_with_deaths_the_shares_still_sum_to_the_busy_time(schedule: list[Event]) -> None:
+    intervals, meter, paid = replay(schedule)
+    assert paid == pytest.approx(sum(sweep(intervals)), rel=1e-9, abs=1e-7)
+    assert paid == pytest.approx(meter.busy_seconds, rel=1e-9, abs=1e-7)
+    assert paid == pytest.approx(meter.billed_seconds, rel=1e-9, abs=1e-7)

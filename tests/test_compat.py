@@ -7,17 +7,19 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 import pytest
 
+from adapter.admission import Party
 from adapter.billing import Meter
 from adapter.compat import Scheduler, Ticket, sampling_groups
 from adapter.errors import (
     DeadlineExceededError,
+    EngineCrashedError,
     EngineDeadError,
     EngineError,
     EngineOutOfMemoryError,
     UnprocessableError,
 )
 from adapter.request import Clip, EngineOutput, EngineRequest, Sampling
-from tests.fakes import FakeEngine, failing
+from tests.fakes import FakeEngine, Fixed, failing
 
 CLIP = Clip(np.zeros(16_000, np.float32), "a-song", 1.0, 0.0, False)
 
@@ -44,9 +46,23 @@ async def run(
     max_num_seqs: int = 64,
 ) -> Meter:
     meter = Meter()
-    scheduler = Scheduler(engine, meter, max_num_seqs=max_num_seqs)
-    await scheduler.run(batch, group_size=group_size, timeout_seconds=timeout_seconds)
+    scheduler = scheduler_on(engine, meter, max_num_seqs=max_num_seqs)
+    await scheduler.run(
+        batch, group_size=group_size, timeout_seconds=timeout_seconds, party=Party()
+    )
     return meter
+
+
+def scheduler_on(
+    engine: FakeEngine, meter: Meter, *, max_num_seqs: int = 64, max_group_size: int = 64
+) -> Scheduler:
+    return Scheduler(
+        Fixed(engine),
+        meter,
+        continuous=engine.continuous,
+        max_num_seqs=max_num_seqs,
+        max_group_size=max_group_size,
+    )
 
 
 def paid(batch: Sequence[Ticket]) -> float:
@@ -113,14 +129,6 @@ async def test_a_prompt_that_fails_twice_is_failed_and_the_others_stand() -> Non
     assert engine.calls.count(["p1"]) == 2
 
 
-async def test_a_dead_engine_is_not_asked_again() -> None:
-    engine = FakeEngine(continuous=True, fail=failing(9, EngineDeadError))
-    batch = tickets(2)
-    await run(engine, batch)
-    assert all(isinstance(ticket.error, EngineDeadError) for ticket in batch)
-    assert len(engine.calls) == 2
-
-
 # A static engine: groups that share their sampling.
 
 
@@ -128,6 +136,13 @@ async def test_a_static_engine_gets_groups_of_eight_where_the_request_names_no_s
     engine = FakeEngine(continuous=False)
     await run(engine, tickets(13))
     assert [len(call) for call in engine.calls] == [8, 5]
+
+
+async def test_a_smaller_max_group_size_is_the_default() -> None:
+    engine = FakeEngine(continuous=False)
+    scheduler = scheduler_on(engine, Meter(), max_group_size=4)
+    await scheduler.run(tickets(9), group_size=None, timeout_seconds=9, party=Party())
+    assert [len(call) for call in engine.calls] == [4, 4, 1]
 
 
 async def test_group_size_one_decodes_one_at_a_time() -> None:
@@ -249,10 +264,13 @@ async def test_a_failed_attempt_is_paid_by_its_rows_and_the_half_that_waits_is_o
 
 async def test_two_batches_never_overlap_on_a_static_engine() -> None:
     engine = FakeEngine(continuous=False, step_seconds=0.001)
-    scheduler = Scheduler(engine, Meter(), max_num_seqs=64)
+    scheduler = scheduler_on(engine, Meter())
     one, two = [ticket("a")], [ticket("b")]
     await asyncio.gather(
-        *(scheduler.run(batch, group_size=None, timeout_seconds=9) for batch in (one, two))
+        *(
+            scheduler.run(batch, group_size=None, timeout_seconds=9, party=Party())
+            for batch in (one, two)
+        )
     )
     assert engine.most_inside == 1
 
@@ -303,9 +321,11 @@ async def test_past_the_deadline_what_is_finished_stands_and_the_rest_is_stopped
 async def test_cancelling_a_batch_stops_its_work_and_settles_its_time(continuous: bool) -> None:
     engine = FakeEngine(continuous=continuous, step_seconds=0.01)
     meter = Meter()
-    scheduler = Scheduler(engine, meter, max_num_seqs=64)
+    scheduler = scheduler_on(engine, meter)
     batch = tickets(3, Sampling(max_new_tokens=9999))
-    task = asyncio.create_task(scheduler.run(batch, group_size=None, timeout_seconds=99))
+    task = asyncio.create_task(
+        scheduler.run(batch, group_size=None, timeout_seconds=99, party=Party())
+    )
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -336,3 +356,77 @@ async def test_an_aborted_prompt_does_not_pay_for_the_step_that_was_running(
     one = ticket("a", Sampling(max_new_tokens=9999))
     await run(engine, [one], timeout_seconds=0.1)
     assert one.elapsed_seconds == pytest.approx(0.1, abs=0.05)
+
+
+# The engine dies.
+
+
+@both
+async def test_prompts_of_a_dead_engine_are_answered_by_the_next(continuous: bool) -> None:
+    engine = FakeEngine(continuous=continuous, fail=failing(1, EngineDeadError))
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [ticket.finish_reason for ticket in batch] == ["length"] * 3
+
+
+@both
+async def test_suspects_are_tried_one_at_a_time(continuous: bool) -> None:
+    num_calls = 3 if continuous else 1
+    engine = FakeEngine(
+        continuous=continuous, step_seconds=0.01, fail=failing(num_calls, EngineDeadError)
+    )
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [ticket.finish_reason for ticket in batch] == ["length"] * 3
+    assert engine.calls[num_calls:] == [["p0"], ["p1"], ["p2"]]
+
+
+@both
+async def test_a_prompt_that_kills_the_engine_twice_is_failed_and_the_others_are_answered(
+    continuous: bool,
+) -> None:
+    engine = FakeEngine(
+        continuous=continuous, step_seconds=0.01, fail=failing(99, EngineDeadError, naming="p1")
+    )
+    batch = tickets(3)
+    await run(engine, batch)
+    assert [ticket.finish_reason for ticket in batch] == ["length", None, "length"]
+    assert isinstance(batch[1].error, EngineCrashedError)
+    assert sum("p1" in call for call in engine.calls) == 2
+
+
+async def test_one_death_is_reported_once_however_many_prompts_notice_it() -> None:
+    engine = FakeEngine(continuous=True, fail=failing(3, EngineDeadError))
+    engines = Fixed(engine)
+    scheduler = Scheduler(engines, Meter(), continuous=True, max_num_seqs=64, max_group_size=8)
+    await scheduler.run(tickets(3), group_size=None, timeout_seconds=9, party=Party())
+    assert engines.deaths == [engine]
+
+
+class DiesAfter(FakeEngine):
+    """An engine that shows life for `step_seconds`, is silent for a while, and is found dead."""
+
+    dead = False
+
+    async def generate(
+        self, prepared: Sequence[EngineRequest]
+    ) -> AsyncGenerator[EngineOutput, None]:
+        if self.dead:
+            async for output in super().generate(prepared):
+                yield output
+            return
+        await asyncio.sleep(0.1)
+        for request in prepared:
+            yield EngineOutput(request.request_id, (7,), None, 3, 0)
+        await asyncio.sleep(0.2)
+        self.dead = True
+        raise EngineDeadError("found dead")
+
+
+async def test_the_time_between_the_last_output_and_the_notice_of_death_is_nobodys() -> None:
+    one = ticket("a", Sampling(max_new_tokens=1))
+    meter = await run(DiesAfter(continuous=True), [one])
+    assert one.elapsed_seconds == pytest.approx(0.1, abs=0.05)
+    assert meter.lost_seconds == pytest.approx(0.2, abs=0.05)
+    assert one.elapsed_seconds == pytest.approx(meter.busy_seconds, abs=1e-9)
+    assert one.token_ids == [7]  # the dead engine's word is forgotten

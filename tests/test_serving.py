@@ -1,6 +1,7 @@
 """Starting the server: by our command and by uvicorn's, and what stops the start."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,14 +55,27 @@ def test_a_bad_setting_stops_the_start_with_one_line(command: tuple[str, ...]) -
     assert "ADAPTER_MAX_PROMPTS" in line and "many" in line and "integer" in line
 
 
-def test_a_model_that_is_not_there_ends_the_server_with_one_line(tmp_path: Path) -> None:
-    done = run(
-        "adapter", "serve", "--port", "0", ADAPTER_MODEL=str(tmp_path / "nothing"), **TRANSFORMERS
-    )
-    assert done.returncode == 1
+@pytest.mark.parametrize("command", [("adapter", "serve"), ("uvicorn", "adapter.api:app")])
+def test_a_model_that_is_not_there_ends_the_server_with_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    missing = str(tmp_path / "nothing")
+    done = run(*command, "--port", "0", ADAPTER_MODEL=missing, ADAPTER_USAGE_DB="", **TRANSFORMERS)
+    assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
     assert len(errors) == 1 and "config.json" in errors[0]
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_stops_the_start_before_an_engine_is_started() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run("adapter", "serve", "--port", port, **TRANSFORMERS)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: --host 127.0.0.1 --port {port}: cannot listen there")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_demo_model_command_writes_a_checkpoint_once(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert (settings.max_audio_bytes, settings.max_body_bytes) == (256 * 2**20, 64 * 2**20)
     assert (settings.max_audio_seconds, settings.request_timeout_seconds) == (3600, 600)
     assert settings.allow_private_audio_urls is False
+    assert settings.usage_db == "adapter-usage.sqlite3"
+    assert settings.usage_retention_days is None
 
 
 @pytest.mark.parametrize(
@@ -45,9 +47,13 @@ def test_an_empty_environment_gives_the_defaults() -> None:
         ("max_audio_seconds", "90.5", 90.5),
         ("request_timeout_seconds", "1e3", 1000.0),
         ("allowed_audio_hosts", "a.example.com, B.example.com", ("a.example.com", "b.example.com")),
+        ("allowed_audio_hosts", "*.example.com, b.net:8080", ("*.example.com", "b.net:8080")),
         ("allow_private_audio_urls", "true", True),
         ("gpu_usd_per_second", "5.83e-4", 0.000583),
         ("gpu_usd_per_second", "0", 0.0),
+        ("usage_retention_days", "400", 400),
+        ("usage_db", "/var/lib/usage log.sqlite3", "/var/lib/usage log.sqlite3"),
+        ("usage_db", "", None),
         ("log_level", "WARNING", "warning"),
     ],
 )
@@ -88,9 +94,15 @@ def test_a_good_value_is_read_with_its_type(name: str, text: str, value: object)
         ("gpu_usd_per_second", "0,000583"),
         ("allowed_audio_hosts", ""),
         ("allowed_audio_hosts", "https://a.example.com"),
+        ("allowed_audio_hosts", "*"),
+        ("allowed_audio_hosts", "a.example.com:http"),
         ("allowed_audio_hosts", "a.example.com,,b.example.com"),
         ("allow_private_audio_urls", "maybe"),
         ("decoder_workers", "0"),
+        ("usage_db", " usage.sqlite3"),
+        ("usage_db", "usage\n.sqlite3"),
+        ("usage_retention_days", "0"),
+        ("usage_retention_days", ""),
         ("log_level", "loud"),
     ],
 )

@@ -23,8 +23,9 @@ def test_the_documents_examples_are_answered(server: Server) -> None:
     document = server.get("/openapi.json").json()
     for path in ("/generate", "/generate_batch"):
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        example = body["examples"]["text"]["value"]
-        assert server.post(path, example).status_code == 200
+        assert set(body["examples"]) == {"text", "song"}
+        for example in body["examples"].values():
+            assert server.post(path, example["value"]).status_code == 200
 
 
 def test_docs_are_served(server: Server) -> None:
