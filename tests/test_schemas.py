@@ -368,7 +368,8 @@ def test_health_says_its_status_also_before_an_engine_is_there() -> None:
         model="demo",
         version="0.1.0",
         gpu_usd_per_second=0.000583,
-        rate_source="fallback", usage_log="off",
+        rate_source="fallback",
+        usage_log="off",
     )
     assert json.loads(health.model_dump_json())["engine"] is None
 
