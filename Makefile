@@ -44,8 +44,8 @@ test: $(READY) ## run all tests (ARGS goes to pytest)
 	-@$(MAKE) --no-print-directory songs
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-fast: $(READY) ## run the tests that need no vLLM engine
-	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+test-fast: $(READY) ## run the tests that start no engine and no server
+	@$(BIN)/python -m pytest -m "not vllm and not slow" $(ARGS)
 
 soak: $(READY) ## run what takes many engine starts: kills, hangs, sums (an hour; figures go to docs/)
 	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)

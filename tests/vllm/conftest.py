@@ -31,7 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
     """vLLM's AsyncLLM on the demo checkpoint in float32, with the adapter's own options."""
-    pytest.importorskip("vllm")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         environment.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
