@@ -6,7 +6,6 @@ import pytest
 
 from adapter.demo_model import write_demo_model
 
-
 # They load a model or start servers: what `make test-fast` leaves out.
 SLOW_FILES = {
     "test_bench.py",
