@@ -19,6 +19,7 @@ from adapter.decoder import DecoderPool
 from adapter.engine import Engine, start_engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
 from adapter.prompting import Prompter
+from adapter.reasoning import split_reasoning
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
 
@@ -209,8 +210,10 @@ class Service:
 
     def _answer(self, asked: _Asked, ticket: Ticket, started_at: float) -> schemas.Answer:
         failed = ticket.error is not None
+        reasoning, response = (None, "") if failed else self._split(ticket.token_ids)
         return schemas.Answer(
-            response="" if failed else self._prompter.decode(ticket.token_ids),
+            response=response,
+            reasoning=reasoning,
             error=_answer_error(ticket.error, asked.path),
             finish_reason=None if failed else ticket.finish_reason,
             usage=schemas.Usage(
@@ -232,6 +235,10 @@ class Service:
                 wall_seconds=(ticket.left_at or time.monotonic()) - started_at,
             ),
         )
+
+    def _split(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
+        text = self._prompter.decode(token_ids)
+        return split_reasoning(text, opened=self._prompter.opens_reasoning)
 
     def _batch_answer(
         self, answers: list[schemas.Answer], started_at: float
