@@ -182,15 +182,11 @@ def draw_cases(seed: str, count: int, limits: Limits) -> Iterator[Case]:
     lengths = [length for length in LENGTHS if length <= limits.max_samples]
     lengths += [draw_length(rng, limits.max_samples) for _ in lengths]
     short = [Melody(length, rng.randrange(2)) for length in lengths if length < LONG]
-    # One long song in each listed length, first heard whole, so that its reference is shared.
-    subjects = [Melody(length) for length in lengths if length >= LONG] + rng.sample(
-        short, len(short)
-    )
-    while len(subjects) < count:
-        subjects.append(rng.choice(short))
-    subjects = subjects[:count]
+    subjects = [Melody(length) for length in lengths if length >= LONG] + short
     rng.shuffle(subjects)
-    return (draw_case(rng, melody, short, limits) for melody in subjects)
+    subjects += rng.choices(short, k=max(0, count - len(subjects)))
+    rng.shuffle(subjects)
+    return (draw_case(rng, melody, short, limits) for melody in subjects[:count])
 
 
 def draw_length(rng: random.Random, max_samples: int) -> int:
@@ -222,7 +218,9 @@ def draw_company(
     if kind == "text" or (is_long and not limits.long_company):
         return replace(draw_question(rng, melody, limits), melody=None, first=None, last=None)
     if kind == "twin":
-        return replace(draw_question(rng, melody, limits), first=subject.first, last=subject.last)
+        twin = draw_question(rng, melody, limits)  # of the same song, half of them the same part
+        same = rng.random() < 0.5
+        return replace(twin, first=subject.first, last=subject.last) if same else twin
     return draw_question(rng, rng.choice(others), limits)
 
 

@@ -6,6 +6,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def test_a_case_is_answered_as_by_hugging_face(
 def test_a_long_song_is_answered_as_by_hugging_face(benches: Benches, seconds: int) -> None:
     question = Question(PROMPTS[0], Melody(seconds * RATE), max_new_tokens=8)
     benches.check("demo", Case((question,)))
+
+
+def test_moments_of_one_song_are_songs_of_their_own(benches: Benches) -> None:
+    whole = Question(PROMPTS[0], Melody(40 * RATE))
+    moments = [replace(whole, first=s * RATE, last=(s + 8) * RATE) for s in (0, 4, 32)]
+    benches.check("demo", Case((whole, *moments)))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ async def test_a_tail_without_embeddings_leaves_the_other_songs_alone(
     await check(bench, *([clip, *others] if place == "before" else [*others, clip]))
 
 
+async def test_moments_of_one_song_are_songs_of_their_own(bench: Bench) -> None:
+    whole = Question(PROMPTS[0], Melody(40 * RATE))
+    moments = [replace(whole, first=s * RATE, last=(s + 8) * RATE) for s in (0, 4, 32)]
+    await check(bench, whole, *moments)
+
+
 async def test_the_second_time_a_song_is_found_in_the_cache(bench: Bench) -> None:
     twins = [Question(prompt, Melody(31 * RATE)) for prompt in PROMPTS]
     await check(bench, *twins)
@@ -105,7 +112,7 @@ async def test_preempted_requests_are_answered_as_by_hugging_face(
         for seed in range(2)
         for prompt in PROMPTS[:2]
     ]
-    texts = [Question(f"{i}. {PROMPTS[i % 6]}", max_new_tokens=40) for i in range(16)]
+    texts = [Question(f"{i}. {PROMPTS[i % 3]}", max_new_tokens=40) for i in range(44)]
     before = small_bench.engine.num_preemptions
     await check(small_bench, *(songs + texts if songs_first else texts + songs))
     assert small_bench.engine.num_preemptions > before
