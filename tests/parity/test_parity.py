@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapter.checkpoint import load_checkpoint
+from tests.parity.__main__ import STAGES, Result, failed, report, split
 from tests.parity.cases import (
     DEAD_TAIL,
     FACTORS,
     HOSTILE_PROMPTS,
+    LENGTHS,
     PROMPTS,
     RATE,
     WINDOW,
@@ -26,11 +28,12 @@ from tests.parity.cases import (
     Melody,
     Question,
     build_case,
+    draw_cases,
     name_row,
     pairwise,
 )
 from tests.parity.checkpoints import RECIPES, write_checkpoint
-from tests.parity.compare import Bench, References, judge
+from tests.parity.compare import Bench, Outcome, References, judge
 from tests.parity.engines import Heard, ListeningTransformersEngine
 from tests.reference import ReferenceAnswer
 
@@ -183,6 +186,37 @@ def test_whatever_comes_together_is_answered_as_one_at_a_time(
     benches: Benches, name: str, case: Case
 ) -> None:
     benches.check(name, case)
+
+
+class TestLongRun:
+    """`make parity`: what it draws, and when it fails."""
+
+    def test_it_hears_every_listed_length_in_each_stage(self) -> None:
+        for stage, number in split(500):
+            cases = draw_cases(f"0 {stage}", number, stage.limits)
+            questions = [question for case in cases for question in case.questions]
+            lengths = {q.melody.num_samples for q in questions if q.melody is not None}
+            assert lengths >= {n for n in LENGTHS if n <= stage.limits.max_samples}
+
+    @pytest.mark.parametrize("count", [1, 21, 500])
+    def test_the_stages_share_all_cases(self, count: int) -> None:
+        assert sum(number for _, number in split(count)) == count
+
+    @pytest.mark.parametrize(
+        ("outcome", "undecided_cases", "fails"),
+        [
+            (Outcome(answers=300), 0, False),
+            (Outcome(answers=300, undecided=2), 2, True),
+            (Outcome(answers=300, undecided=1), 1, False),
+            (Outcome(("a: differs",), answers=300), 0, True),
+        ],
+    )
+    def test_it_fails_at_any_difference_and_where_too_much_is_undecided(
+        self, outcome: Outcome, undecided_cases: int, fails: bool
+    ) -> None:
+        result = Result(STAGES[0], 100, undecided_cases, outcome, preemptions=0, seconds=1.0)
+        assert failed([result]) == fails
+        assert f"| all | 100 | {undecided_cases} | 300 |" in report([result], seed=0, seconds=1.0)
 
 
 class TestJudge:
