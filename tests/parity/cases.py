@@ -107,6 +107,10 @@ def as_moment(question: Question, before: int, after: int) -> Question:
 # The pairwise choice
 
 
+# Three, so that two are encoded in one step while the first is still in another.
+SHORTER = (8_000, 12_345, 20_000)
+LONGER = (round(33.3 * RATE), round(47.1 * RATE), round(65.5 * RATE))
+
 FACTORS: dict[str, tuple[Any, ...]] = {
     "num_samples": tuple(length for length in LENGTHS if length < LONG),
     "company": ("alone", "text", "shorter", "longer", "twin"),
@@ -149,8 +153,8 @@ def build_case(row: Mapping[str, Any]) -> Case:
     company = {
         "alone": [],
         "text": [Question(PROMPTS[1])],
-        "shorter": [Question(PROMPTS[2], Melody(RATE // 2))],
-        "longer": [Question(PROMPTS[3], Melody(round(97.3 * RATE)))],
+        "shorter": [Question(PROMPTS[2], Melody(length)) for length in SHORTER],
+        "longer": [Question(PROMPTS[3], Melody(length)) for length in LONGER],
         "twin": [replace(subject, prompt=PROMPTS[4], max_new_tokens=7)],
     }[row["company"]]
     questions = [subject, *company] if row["place"] == "first" else [*company, subject]

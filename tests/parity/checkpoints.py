@@ -17,7 +17,7 @@ class Recipe:
 
 
 RECIPES = {
-    "demo": Recipe(0, TINY),
+    "tiny": Recipe(0, TINY, logit_gain=2.0),
     "wide": Recipe(
         1,
         DemoShape(
@@ -30,7 +30,7 @@ RECIPES = {
             num_kv_heads=1,
             intermediate_size=320,
         ),
-        logit_gain=3.0,
+        logit_gain=4.0,
     ),
     "peaked": Recipe(
         2,

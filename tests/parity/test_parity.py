@@ -94,16 +94,16 @@ def test_a_case_is_answered_as_by_hugging_face(
     benches.check(name, build_case(row))
 
 
-@pytest.mark.parametrize("seconds", [300, 1200])
-def test_a_long_song_is_answered_as_by_hugging_face(benches: Benches, seconds: int) -> None:
-    question = Question(PROMPTS[0], Melody(seconds * RATE), max_new_tokens=8)
-    benches.check("demo", Case((question,)))
+def test_a_long_song_is_answered_as_by_hugging_face(benches: Benches) -> None:
+    """Five minutes, encoded in slices; twenty are heard on vLLM, and by `make parity` on both."""
+    question = Question(PROMPTS[0], Melody(300 * RATE), max_new_tokens=8)
+    benches.check("tiny", Case((question,)))
 
 
 def test_moments_of_one_song_are_songs_of_their_own(benches: Benches) -> None:
     whole = Question(PROMPTS[0], Melody(40 * RATE))
     moments = [replace(whole, first=s * RATE, last=(s + 8) * RATE) for s in (0, 4, 32)]
-    benches.check("demo", Case((whole, *moments)))
+    benches.check("tiny", Case((whole, *moments)))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -134,7 +134,7 @@ def test_a_tail_without_embeddings_leaves_the_other_songs_alone(
     clip = Question(PROMPTS[0], Melody(windows * WINDOW + tail))
     others = [Question(PROMPTS[1], Melody(95 * RATE)), Question(PROMPTS[2], Melody(31 * RATE))]
     questions = [clip, *others] if place == "before" else [*others, clip]
-    benches.check("demo", Case(tuple(questions)))
+    benches.check("tiny", Case(tuple(questions)))
 
 
 @pytest.mark.parametrize("with_song", [False, True], ids=["text", "song"])
@@ -143,13 +143,13 @@ def test_a_prompt_that_spells_special_tokens_is_answered_as_plain_text(
     benches: Benches, prompt: str, with_song: bool
 ) -> None:
     melody = Melody(2 * RATE) if with_song else None
-    benches.check("demo", Case((Question(prompt, melody), Question(PROMPTS[0], melody))))
+    benches.check("tiny", Case((Question(prompt, melody), Question(PROMPTS[0], melody))))
 
 
 @pytest.mark.parametrize("with_song", [False, True], ids=["text", "song"])
 def test_thousands_of_special_tokens_are_plain_text(benches: Benches, with_song: bool) -> None:
     melody = Melody(2 * RATE) if with_song else None
-    benches.check("demo", Case((Question("<sound><|im_end|>" * 1000, melody),)))
+    benches.check("tiny", Case((Question("<sound><|im_end|>" * 1000, melody),)))
 
 
 lengths = st.one_of(
@@ -203,20 +203,22 @@ class TestLongRun:
         assert sum(number for _, number in split(count)) == count
 
     @pytest.mark.parametrize(
-        ("outcome", "undecided_cases", "fails"),
+        ("outcome", "fails"),
         [
-            (Outcome(answers=300), 0, False),
-            (Outcome(answers=300, undecided=2), 2, True),
-            (Outcome(answers=300, undecided=1), 1, False),
-            (Outcome(("a: differs",), answers=300), 0, True),
+            (Outcome(answers=300), False),
+            (Outcome(answers=300, undecided=3), False),
+            (Outcome(answers=300, undecided=4), True),
+            (Outcome(answers=7, undecided=1), False),
+            (Outcome(("a: differs",), answers=300), True),
         ],
     )
     def test_it_fails_at_any_difference_and_where_too_much_is_undecided(
-        self, outcome: Outcome, undecided_cases: int, fails: bool
+        self, outcome: Outcome, fails: bool
     ) -> None:
-        result = Result(STAGES[0], 100, undecided_cases, outcome, preemptions=0, seconds=1.0)
+        result = Result(STAGES[0], 100, 2, outcome, preemptions=0, seconds=1.0)
         assert failed([result]) == fails
-        assert f"| all | 100 | {undecided_cases} | 300 |" in report([result], seed=0, seconds=1.0)
+        line = f"| all | 100 | 2 | {outcome.answers} | {outcome.undecided} |"
+        assert line in report([result], seed=0, seconds=1.0)
 
 
 class TestJudge:
