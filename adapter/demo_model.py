@@ -41,6 +41,7 @@ class DemoShape:
     max_audio_seconds: int = 1200
     context_tokens: int = 32_768
     rope_theta: float = 1e6
+    think: bool = False  # writes <think>…</think> before its answer
 
 
 TINY = DemoShape()  # 0.7 M parameters: for tests
@@ -59,6 +60,7 @@ END_OF_TURN = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 AUDIO_TOKENS = ("<sound>", "<|sound_bos|>", "<|sound_eos|>")
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", END_OF_TURN, *AUDIO_TOKENS)
+THINK_TOKENS = ("<think>", "</think>")
 NUM_MERGES = 320
 
 # ChatML; the audio stands before all text of its turn, so that every prompt about one song has the
@@ -109,7 +111,7 @@ def write_demo_model(directory: Path, *, seed: int = 0, shape: DemoShape = TINY)
         raise FileExistsError(
             f"{directory} is not an empty directory: name a new one for the demo checkpoint"
         )
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(think=shape.think)
     model = build_model(tokenizer, seed=seed, shape=shape)
     model.save_pretrained(directory)
     build_processor(tokenizer, shape).save_pretrained(directory)
@@ -117,8 +119,9 @@ def write_demo_model(directory: Path, *, seed: int = 0, shape: DemoShape = TINY)
         file.chmod(0o644)  # safetensors' own are for their owner alone
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """Train a byte-level BPE on `CORPUS`: 256 bytes, `NUM_MERGES` merges, the special tokens."""
+def build_tokenizer(*, think: bool = False) -> Qwen2Tokenizer:
+    """Train a byte-level BPE on `CORPUS`: 256 bytes, `NUM_MERGES` merges, the special tokens, and
+    the tags of a think checkpoint, which are no special ones."""
     from tokenizers import pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
@@ -131,13 +134,16 @@ def build_tokenizer() -> Qwen2Tokenizer:
     # Two newlines make a token, as in Qwen's: merges cross the border of "user\n" and a prompt.
     backend.train_from_iterator([*CORPUS.splitlines(), *["\n\n"] * 9], trainer)
     trained = json.loads(backend.to_str())["model"]
-    return Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         vocab=trained["vocab"],
         merges=[tuple(merge) for merge in trained["merges"]],  # type: ignore[misc]
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
         extra_special_tokens=list(SPECIAL_TOKENS),
     )
+    if think:
+        tokenizer.add_tokens(list(THINK_TOKENS))
+    return tokenizer
 
 
 def build_processor(tokenizer: Qwen2Tokenizer, shape: DemoShape) -> Any:
@@ -216,6 +222,7 @@ def build_config(tokenizer: Qwen2Tokenizer, shape: DemoShape) -> Any:
     }
     if shape.architecture == "AudioFlamingo3ForConditionalGeneration":
         return AudioFlamingo3Config(**sizes)
+    sizes["max_position_embeddings"] = float(shape.max_audio_seconds)  # the time embedding's axis
     return MusicFlamingoConfig(**sizes, audio_bos_token_id=bos, audio_eos_token_id=eos)
 
 
@@ -258,7 +265,7 @@ def successor_weights(tokenizer: Qwen2Tokenizer, embeddings: torch.Tensor) -> to
 
     size, width = embeddings.shape
     follows = torch.zeros(size, size)
-    for line in CORPUS.splitlines():
+    for line in successor_lines(tokenizer):
         ids = [*tokenizer.encode(f"\n{line}"), tokenizer.eos_token_id]  # answers follow a newline
         for token, successor in pairwise(ids):
             follows[successor, token] += 1
@@ -267,9 +274,21 @@ def successor_weights(tokenizer: Qwen2Tokenizer, embeddings: torch.Tensor) -> to
     follows /= follows.norm(dim=1, keepdim=True).clamp(min=1e-6)
     follows -= SELF_PENALTY * torch.diag(occurs.float())
     follows[tokenizer.eos_token_id] *= END_OF_TURN_GAIN
+    if THINK_TOKENS[1] in tokenizer.get_vocab():
+        follows[tokenizer.get_vocab()[THINK_TOKENS[1]]] *= END_OF_REASONING_GAIN
     return SUCCESSOR_LOGIT / width * follows @ embeddings
+
+
+def successor_lines(tokenizer: Qwen2Tokenizer) -> list[str]:
+    """What answers are made of; where the vocabulary has the tags, each begins with reasoning."""
+    lines = CORPUS.splitlines()
+    if THINK_TOKENS[0] not in tokenizer.get_vocab():
+        return lines
+    opened, closed = THINK_TOKENS
+    return [f"{opened}{line}{closed}{answer}" for line, answer in pairwise([*lines, lines[0]])]
 
 
 SUCCESSOR_LOGIT = 24.0  # makes the best token's probability about a half
 SELF_PENALTY = 0.6  # fewer loops
 END_OF_TURN_GAIN = 1.9  # some answers end within 64 tokens
+END_OF_REASONING_GAIN = 2.0  # and some have come to their answer by then

@@ -23,6 +23,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdate, PromptUpdateDetails
+from vllm.platforms import current_platform
 
 WINDOWS_PER_SLICE = 8  # of 30 s: the most that the audio tower holds in memory at a time
 FRAMES_PER_EMBEDDING = 4  # a stride of 2 in the tower's second convolution, 2 in its pooling
@@ -218,6 +219,13 @@ class AudioFlamingo3ForConditionalGeneration(audioflamingo3.AudioFlamingo3ForCon
             ): "language_model.model.",
         }
     )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        if current_platform.is_cpu():
+            from adapter.cpu_seeds import keep_seeds
+
+            keep_seeds()
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:  # noqa: ARG003

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapter.errors import SettingsError, UnprocessableError
+from adapter.reasoning import TAGS, is_opened_by
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -80,9 +81,14 @@ class Prompter:
         around them where the checkpoint has them."""
         return self._checkpoint.widen(tuple(prompt_token_ids), num_audio_tokens)
 
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the chat template itself begins each answer with `<think>`."""
+        return all(is_opened_by(frame.suffix) for frame in self._frames.values())
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer: special tokens skipped, spaces as they are; bytes that are no
-        UTF-8 become U+FFFD."""
+        """The text of an answer: special tokens skipped but for the tags of reasoning, spaces as
+        they are; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _render(self, text: str, with_audio: bool) -> str:
@@ -133,10 +139,13 @@ class Prompter:
 
 
 def _copy_tokenizer(tokenizer: Any) -> tuple[Tokenizer, Tokenizer]:
-    """A copy of the backend as it is, and one that knows no added token."""
+    """A copy of the backend that keeps the tags of reasoning in an answer, and one that knows no
+    added token."""
     from tokenizers import Tokenizer
 
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content |= {"truncation": None, "padding": None, "post_processor": None}
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in TAGS
     plain = content | {"added_tokens": []}
     return Tokenizer.from_str(json.dumps(content)), Tokenizer.from_str(json.dumps(plain))

@@ -31,6 +31,7 @@ from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableErr
 from adapter.logs import current_request
 from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
+from adapter.reasoning import split_reasoning
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
 from adapter.usage import UsageLog, UsageRecord
@@ -281,8 +282,10 @@ class Service:
 
     def _answer(self, asked: _Asked, ticket: Ticket, started_at: float) -> schemas.Answer:
         failed = ticket.error is not None
+        reasoning, response = (None, "") if failed else self._split(ticket.token_ids)
         return schemas.Answer(
-            response="" if failed else self._prompter.decode(ticket.token_ids),
+            response=response,
+            reasoning=reasoning,
             error=_answer_error(ticket.error, asked.path),
             finish_reason=None if failed else ticket.finish_reason,
             usage=schemas.Usage(
@@ -304,6 +307,10 @@ class Service:
                 wall_seconds=(ticket.left_at or time.monotonic()) - started_at,
             ),
         )
+
+    def _split(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
+        text = self._prompter.decode(token_ids)
+        return split_reasoning(text, opened=self._prompter.opens_reasoning)
 
     def _batch_answer(
         self, answers: list[schemas.Answer], started_at: float

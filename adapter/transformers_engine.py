@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from adapter.errors import (
     EngineDeadError,
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
     from adapter.engine import EngineName
 
 MAX_CACHED_CLIPS = 4  # 61 MB of features for a song of 20 minutes
+WINDOWS_PER_SLICE = 8  # of 30 s: the most that the audio tower holds in memory at a time
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# transformers (5.19) knows the other namings of the weights, but not the uploads' with `model.` in
+# front: it finds all of them but this one.
+KEY_MAPPING = {r"^model\.language_model\.lm_head": "lm_head"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +87,20 @@ class TransformersEngine:
 
         `dtype` "auto" is the checkpoint's on CUDA and float32 on the CPU, where few processors
         multiply bfloat16 faster and none gains answers from it. Raises SettingsError for a dtype
-        that is none of `DTYPES` and for a checkpoint that lacks weights.
+        that is none of `DTYPES`, a device that cannot run the checkpoint, and a checkpoint that
+        lacks weights.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model_class = getattr(transformers, checkpoint.architecture)
+        _check_device(device, model_class)
         model, loading = model_class.from_pretrained(
-            checkpoint.path, dtype=_resolve_dtype(dtype, device), output_loading_info=True
+            checkpoint.path,
+            dtype=_resolve_dtype(dtype, device),
+            output_loading_info=True,
+            key_mapping=KEY_MAPPING,
         )
         _check_complete(checkpoint.path, loading)
+        slice_windows(model.model.audio_tower)
         # What `generate()` falls back on; a sampling value nobody asked for must not stand there.
         model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         # Its reminder takes the length of the time axis (1200 s) for the context of the model.
@@ -257,6 +268,29 @@ class TransformersEngine:
         )
 
 
+def slice_windows(audio_tower: Any) -> None:
+    """Make the tower encode a song in slices of windows, with the same result.
+
+    A window is encoded by itself, so that nothing else changes: the attention scores of a long
+    song's windows are never all in memory. What comes after the tower sees the whole song, whose
+    time embedding depends on each window's place in it.
+    """
+    encode = audio_tower.forward
+
+    def forward(
+        input_features: torch.Tensor, input_features_mask: torch.Tensor, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        features = torch.split(input_features, WINDOWS_PER_SLICE)
+        masks = torch.split(input_features_mask, WINDOWS_PER_SLICE)
+        slices = [
+            encode(windows, input_features_mask=mask, **kwargs).last_hidden_state
+            for windows, mask in zip(features, masks, strict=True)
+        ]
+        return BaseModelOutputWithPooling(last_hidden_state=torch.cat(slices))  # type: ignore[arg-type]
+
+    audio_tower.forward = forward
+
+
 def pad_left(
     rows: Sequence[Sequence[int]], device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,6 +312,17 @@ def _resolve_dtype(dtype: str, device: str) -> torch.dtype | str:
         return torch.float32 if device == "cpu" else "auto"
     resolved: torch.dtype = getattr(torch, dtype)
     return resolved
+
+
+def _check_device(device: str, model_class: Any) -> None:
+    """transformers turns a Music Flamingo's embeddings by their time in float64, and would say so
+    only at the first song."""
+    turns = "input_ids" in inspect.signature(model_class.get_audio_features).parameters
+    if turns and device.partition(":")[0] == "mps":
+        raise SettingsError(
+            f"the device is {device}, which has no float64, and Music Flamingo's time embedding "
+            "needs it: expected a CUDA device or the CPU; an Audio Flamingo 3 runs on this one"
+        )
 
 
 def _check_complete(path: object, loading: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from adapter.demo_model import write_demo_model
 SLOW_FILES = {
     "test_bench.py",
     "test_demo_model.py",
+    "test_family.py",
     "test_music_flamingo_model.py",
+    "test_real_shape.py",
     "test_server_signals.py",
     "test_serving.py",
     "test_transformers_engine.py",

@@ -60,6 +60,23 @@ class Reference:
         audio = None if samples is None else [samples]
         return dict(self.processor(text=[text], audio=audio).to(self.model.dtype))
 
+    def plain_inputs(self, samples: npt.NDArray[np.float32] | None, prompt: str) -> dict[str, Any]:
+        """The same, also for a text that spells special tokens: the turn's text is tokenised by
+        itself, as plain text, and put where the text of a harmless turn stands."""
+        tokenizer = self.processor.tokenizer
+        added = tokenizer.get_added_vocab()
+        if not any(token in prompt for token in added):
+            return self.inputs(samples, prompt)
+        inputs = self.inputs(samples, "hello")
+        ids = inputs["input_ids"][0].tolist()
+        end = len(ids) - 1 - ids[::-1].index(added["<|im_end|>"])
+        start = max(i for i, token_id in enumerate(ids[:end]) if token_id in added.values()) + 1
+        text = prompt if samples is not None else f"user\n{prompt}"
+        plain = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        inputs["input_ids"] = torch.tensor([[*ids[:start], *plain, *ids[end:]]])
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs
+
     def answer(
         self,
         samples: npt.NDArray[np.float32] | None,
@@ -69,6 +86,11 @@ class Reference:
         repetition_penalty: float = 1.0,
     ) -> ReferenceAnswer:
         inputs = self.inputs(samples, prompt)
+        return self.generate(inputs, max_new_tokens, repetition_penalty=repetition_penalty)
+
+    def generate(
+        self, inputs: dict[str, Any], max_new_tokens: int, *, repetition_penalty: float = 1.0
+    ) -> ReferenceAnswer:
         output = self.model.generate(
             **inputs,
             do_sample=False,

@@ -40,7 +40,7 @@ async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
         args = AsyncEngineArgs(
             model=str(demo_model),
             dtype="float32",
-            max_model_len=8192,
+            max_model_len=32_768,
             enforce_eager=True,
             enable_prefix_caching=True,
             limit_mm_per_prompt={"audio": 1},
