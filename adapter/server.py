@@ -24,7 +24,7 @@ from adapter.supervisor import Supervisor, start_serving
 logger = logging.getLogger(__name__)
 
 END_SECONDS = 30  # for the engine to end after the last answer
-CUT_SECONDS = 5  # for the same after a second signal
+CUT_SECONDS = 3  # for the same after a second signal: vLLM alone would take its processes 5
 START_SECONDS = 2  # for an engine that is still starting, which may not listen
 
 

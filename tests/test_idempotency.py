@@ -219,6 +219,13 @@ async def test_an_error_goes_to_all_who_wait_and_is_forgotten() -> None:
     assert not await kept(replies, SCOPED[1])
 
 
+async def test_a_reply_of_500_is_not_kept() -> None:
+    replies, making = Replies(), Making()
+    making.reply = Reply(500, b"{}")
+    making.let.set()
+    assert [(await ask(replies, making))[1] for _ in range(2)] == [False, False]
+
+
 async def test_an_answer_is_kept_for_ten_minutes_from_its_end() -> None:
     now = [0.0]
     replies = Replies(clock=lambda: now[0])

@@ -44,6 +44,22 @@ def test_a_child_does_not_hear_ctrl_c_but_ends_at_sigterm(method: str) -> None:
         child.join()
 
 
+FIRST_CHILD = """
+import multiprocessing, signal, time
+from adapter.processes import deaf_to_ctrl_c
+with deaf_to_ctrl_c():
+    multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,)).start()
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_the_first_child_of_all_is_deaf_too_although_a_tracker_starts_with_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CHILD], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "True"
+
+
 def test_this_process_hears_it_as_before() -> None:
     with deaf_to_ctrl_c():
         pass
