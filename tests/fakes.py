@@ -69,7 +69,7 @@ class FakeEngine:
 class Fixed:
     """Always the same engine; notes the deaths that are reported."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.deaths: list[Engine] = []
         self.answers = 0

@@ -16,7 +16,7 @@ from adapter.checkpoint import load_checkpoint
 from adapter.prompting import Prompter
 from adapter.reasoning import is_opened_by, split_reasoning
 from adapter.request import EngineOutput, EngineRequest
-from adapter.service import Service
+from adapter.service import Started
 from adapter.settings import Settings, load_settings
 from tests.fakes import FakeEngine
 from tests.test_api import ready
@@ -101,11 +101,13 @@ class WritingEngine(FakeEngine):
 async def answer(model: Path, text: str, path: str = "/generate", **body: Any) -> Any:
     """What the API answers where the engine writes `text`."""
 
-    def start(settings: Settings) -> Service:
+    def start(settings: Settings) -> Started:
         checkpoint = load_checkpoint(settings.model)
-        return Service(settings, checkpoint, WritingEngine(model, text), "a test")
+        return Started(checkpoint, WritingEngine(model, text), "a test")
 
-    app = create_app(load_settings({"ADAPTER_MODEL": str(model)}), start=start)
+    app = create_app(
+        load_settings({"ADAPTER_MODEL": str(model), "ADAPTER_USAGE_DB": ""}), start=start
+    )
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from adapter.admission import Party
 from adapter.audio import Song, cut
 from adapter.billing import Meter
 from adapter.checkpoint import Checkpoint, load_checkpoint
 from adapter.compat import Scheduler, Ticket
 from adapter.prompting import Prompter
 from adapter.request import Clip, EngineRequest, Sampling
+from tests.fakes import Fixed
 from tests.parity.cases import RATE, Case, Question, heard, play
 from tests.parity.engines import Heard, ListeningEngine
 from tests.reference import Reference, ReferenceAnswer
@@ -80,8 +82,19 @@ class Bench:
     async def _ask(self, case: Case) -> Outcome:
         tickets = [Ticket(partial(self._make_request, question)) for question in case.questions]
         # A scheduler belongs to one event loop.
-        scheduler = Scheduler(self.engine, Meter(), max_num_seqs=64)
-        await scheduler.run(tickets, group_size=case.group_size, timeout_seconds=TIMEOUT_SECONDS)
+        scheduler = Scheduler(
+            Fixed(self.engine),
+            Meter(),
+            continuous=self.engine.continuous,
+            max_num_seqs=64,
+            max_group_size=8,
+        )
+        await scheduler.run(
+            tickets,
+            group_size=case.group_size,
+            timeout_seconds=TIMEOUT_SECONDS,
+            party=Party(),
+        )
         pairs = zip(case.questions, tickets, strict=True)
         return sum((self._judge(*pair) for pair in pairs), Outcome())
 
