@@ -214,13 +214,16 @@ def test_50_disconnects_leave_nothing_in_the_engine_and_no_file(
     server.post("/generate_batch", batch(2))
     before = held()
 
-    def leave(number: int) -> None:
-        with pytest.raises(httpx.ReadTimeout):
-            body = batch(8, max_new_tokens=1000, which_song=number % 3)
-            server.post("/generate_batch", body, timeout_seconds=0.05 + number % 10 / 20)
+    def leave(number: int) -> bool:
+        body = batch(8, max_new_tokens=1000, which_song=number % 3)
+        try:
+            server.post("/generate_batch", body, timeout_seconds=0.05 + number % 10 / 50)
+        except httpx.TimeoutException:
+            return True
+        return False
 
     with ThreadPoolExecutor(5) as clients:
-        list(clients.map(leave, range(50)))
+        assert sum(clients.map(leave, range(60))) >= 50
     took = wait_until(
         lambda: (
             metric(server, "adapter_num_requests_running") == 0
