@@ -56,6 +56,9 @@ soak: $(READY) ## run what takes many engine starts: kills, hangs, sums (an hour
 parity: $(READY) ## compare 500 random cases with Hugging Face (ARGS="--cases N --seed S")
 	@$(BIN)/python -m tests.parity $(ARGS)
 
+family: $(READY) ## run every kind of checkpoint in a vLLM engine against Hugging Face (10 minutes)
+	@$(BIN)/python -m tests.vllm.family $(ARGS)
+
 check: $(READY) ## lint, format, types, Dockerfile
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

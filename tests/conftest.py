@@ -1,5 +1,6 @@
 """What more than one test file stands on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,20 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "demo-model"
     write_demo_model(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM's modules want their process groups, of one process here."""
+    pytest.importorskip("vllm")
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    rendezvous = f"file://{tmp_path_factory.mktemp('rendezvous') / 'file'}"
+    with set_current_vllm_config(VllmConfig()), torch.no_grad():
+        parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
+        parallel_state.ensure_model_parallel_initialized(1, 1)
+        yield
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()

@@ -1,7 +1,6 @@
 """The vLLM model without an engine, against transformers' modules with the same weights."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers.models.musicflamingo import modeling_musicflamingo as referenc
 
 from adapter import music_flamingo, plugin
 from adapter.demo_model import TINY, Architecture, write_demo_model
+from tests.test_real_shape import NAMINGS
 
 REAL_WIDTH = 1280
 WINDOW_FRAMES = 3000  # mel frames in 30 s
@@ -93,21 +93,6 @@ UPLOADED = [
     "language_model.model.norm.weight",
     "language_model.lm_head.weight",
 ]
-
-
-def module_name(name: str) -> str:
-    """The name of the same weight in transformers 5.19's modules."""
-    name = name.replace("language_model.lm_head", "lm_head")
-    name = name.replace("language_model.model.", "language_model.")
-    return name if name.startswith("lm_head") else f"model.{name}"
-
-
-NAMINGS: dict[str, Callable[[str], str]] = {
-    "uploaded": str,
-    "with model. in front": lambda name: f"model.{name}",
-    "transformers' modules": module_name,
-    "save_pretrained of 5.19": lambda name: name.replace("model.model.", "model.model.model."),
-}
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
@@ -249,21 +234,6 @@ class Pair:
     ours: music_flamingo.AudioFlamingo3ForConditionalGeneration
     theirs: Any
     weights: dict[str, torch.Tensor]  # by the uploads' naming
-
-
-@pytest.fixture(scope="module")
-def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM's modules want their process groups, of one process here."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-
-    rendezvous = f"file://{tmp_path_factory.mktemp('rendezvous') / 'file'}"
-    with set_current_vllm_config(VllmConfig()), torch.no_grad():
-        parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
-        parallel_state.ensure_model_parallel_initialized(1, 1)
-        yield
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
 
 
 def load_pair(directory: Path, architecture: str) -> Pair:

@@ -131,22 +131,6 @@ def log_loading(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # vLLM
 
 
-@pytest.fixture(scope="module")
-def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """vLLM's modules want their process groups, of one process here."""
-    pytest.importorskip("vllm")
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-
-    rendezvous = f"file://{tmp_path_factory.mktemp('rendezvous') / 'file'}"
-    with set_current_vllm_config(VllmConfig()), torch.no_grad():
-        parallel_state.init_distributed_environment(1, 0, rendezvous, 0, "gloo")
-        parallel_state.ensure_model_parallel_initialized(1, 1)
-        yield
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
-
-
 def vllm_model(directory: Path, architecture: str, device: str = "cpu") -> Any:
     """vLLM's model of the plugin for a checkpoint's configuration, without its weights."""
     from vllm.config import set_current_vllm_config

@@ -174,7 +174,7 @@ def versions() -> str:
 
 def quieten() -> None:
     """The report has stdout to itself, and the progress bar is the only one."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
     from transformers.utils import logging
 
     logging.disable_progress_bar()
