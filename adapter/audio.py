@@ -47,7 +47,7 @@ class AudioUrl:
     field = "audio_url"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class AudioBase64:
     """A song as base64, standard or URL-safe, padded or not, with or without a `data:` prefix."""
 
@@ -174,9 +174,7 @@ def decode_base64(text: str, max_bytes: int) -> EncodedSong:
     """
     prefix = _DATA_PREFIX.match(text)
     start = prefix.end() if prefix else 0
-    end = len(text)
-    while end > start and text[end - 1] in "= \t\r\n":
-        end -= 1
+    end = max(start, len(text.rstrip("= \t\r\n")))
     with contextlib.ExitStack() as unfinished:
         file = unfinished.enter_context(tempfile.TemporaryFile())
         digest = hashlib.sha256()
@@ -207,6 +205,7 @@ def decode_piece(piece: str) -> bytes:
     except ValueError:
         raise UnprocessableError(
             "The audio is no valid base64; send the file's bytes as standard or URL-safe base64.",
+            code="invalid_value",
             field="audio",
         ) from None
 

@@ -26,6 +26,7 @@ MAX_DEPTH = 64  # containers inside each other
 MAX_VALUES = 100_000  # a small text can hold millions, each an object of Python's
 MAX_INTEGER_DIGITS = 64
 THREAD_BYTES = 256 * 1024  # a larger body is parsed off the event loop
+MAX_LIFTED = 1000  # more "audio" than a batch has prompts is no body worth the search
 LIFT_BYTES = 2**20  # a longer song in base64 goes round json's scanner
 WRITE_BYTES = 2**20  # uploads are written to disk in pieces of this size
 MULTIPART_OVERHEAD_BYTES = 64 * 1024  # boundaries, part headers, what stands around the parts
@@ -308,7 +309,8 @@ def _lift_songs(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, s
     songs: dict[str, str] = {}
     pieces: list[bytes | bytearray] = []
     done = 0
-    position = body.find(_AUDIO_KEY) if len(body) > LIFT_BYTES else -1
+    worthwhile = len(body) > LIFT_BYTES and body.count(_AUDIO_KEY) <= MAX_LIFTED
+    position = body.find(_AUDIO_KEY) if worthwhile else -1
     while position != -1:
         position += len(_AUDIO_KEY)
         value = _VALUE_START.match(body, position)

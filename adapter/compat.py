@@ -6,7 +6,6 @@ transformers decodes one call at a time, so `group_size` cuts groups of prompts 
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -31,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+GATHER_SECONDS = 0.5  # how long ready prompts wait for others of their batch to share a call
 TRANSFORMERS_GROUP_SIZE = 8  # where the request names none: what the stopgap decoded in one call
 
 
@@ -179,11 +179,16 @@ class Scheduler:
     async def _decode_groups(
         self, tickets: Sequence[Ticket], group_size: int | None, party: Party
     ) -> None:
-        made = await asyncio.gather(*(_make(ticket) for ticket in tickets))
-        ready = list(itertools.compress(tickets, made))
         size = min(group_size or self._default_group_size, self._max_num_seqs)
-        for group in sampling_groups(ready, size):
-            await self._decode_group(group, party)
+        making = {asyncio.create_task(_make(ticket)): ticket for ticket in tickets}
+        try:
+            while making:
+                for group in sampling_groups(await _take_ready(making), size):
+                    await self._decode_group(group, party)
+        finally:
+            for task in making:
+                task.cancel()
+            await asyncio.gather(*making, return_exceptions=True)
 
     async def _decode_group(self, tickets: Sequence[Ticket], party: Party) -> None:
         """One call; smaller ones after an error, down to one prompt."""
@@ -335,12 +340,21 @@ def _cut(group: Sequence[T], size: int) -> Iterable[Sequence[T]]:
     return (group[start : start + size] for start in range(0, len(group), size))
 
 
+async def _take_ready(making: dict[asyncio.Task[bool], Ticket]) -> list[Ticket]:
+    """Take the tickets whose requests are made, once there are any; a prompt whose own song is slow
+    does not hold up the others, which are usually ready together."""
+    await asyncio.wait(making, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(making, timeout=GATHER_SECONDS)
+    done = [task for task in making if task.done()]
+    return [ticket for task in done if (ticket := making.pop(task)) and task.result()]
+
+
 async def _make(ticket: Ticket) -> bool:
     """Make the ticket's request; False where its own input is at fault."""
     try:
         ticket.request = await ticket.make_request()
     except AdapterError as error:
-        ticket.error = error
+        _fail([ticket], error)
         return False
     ticket.made_at = time.monotonic()
     return True
@@ -353,5 +367,7 @@ def _note_entry(tickets: Iterable[Ticket]) -> None:
 
 
 def _fail(tickets: Iterable[Ticket], error: AdapterError) -> None:
+    # Its frames hold songs and features, and the ticket itself: a cycle that would keep them.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     for ticket in tickets:
         ticket.error = error

@@ -117,7 +117,8 @@ class Service:
             async with self._songs() as songs:
                 (ticket,) = await self._decode(songs, [asked], None, started_at)
         if ticket.error is not None:
-            raise ticket.error
+            error, ticket.error = ticket.error, None  # no cycle through this frame
+            raise error
         return self._answer(asked, ticket, started_at)
 
     async def generate_batch(
@@ -159,11 +160,13 @@ class Service:
             return
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
-                await self._load(songs, first, shared)
+                song = await self._load(songs, first, shared)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the song was not there in time; send a shorter one or the file itself"
             ) from None
+        if self.checkpoint.num_audio_tokens(len(song.samples)) == 0:
+            raise _too_short(song.duration_seconds, shared.field)
 
     async def _decode(
         self, songs: Songs, asked: Sequence[_Asked], group_size: int | None, started_at: float
@@ -251,12 +254,10 @@ class Service:
         )
         asked.num_audio_tokens = self.checkpoint.num_audio_tokens(len(asked.clip.samples))
         if asked.num_audio_tokens == 0:
-            raise UnprocessableError(
-                f"the audio is {asked.clip.heard_seconds:g} s long, shorter than one audio token; "
-                "send at least 0.04 s",
-                code="audio_too_short",
-                field=source.field,
-            )
+            prompt = asked.prompt
+            moment = "start_seconds" if prompt.end_seconds is None else "end_seconds"
+            whole = prompt.start_seconds is None and prompt.end_seconds is None
+            raise _too_short(asked.clip.heard_seconds, source.field if whole else moment)
 
     async def _load(self, songs: Songs, asked: _Asked, source: Source) -> Song:
         loaded = await songs.load(source)
@@ -329,6 +330,15 @@ class Service:
                 wall_seconds=time.monotonic() - started_at,
             ),
         )
+
+
+def _too_short(heard_seconds: float, field: str) -> UnprocessableError:
+    return UnprocessableError(
+        f"the prompt would hear {heard_seconds:g} s, less than one audio token; let it hear at "
+        "least 0.04 s",
+        code="audio_too_short",
+        field=field,
+    )
 
 
 def _source(fields: schemas.AudioSource, upload: BinaryIO | None) -> Source | None:

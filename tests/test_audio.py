@@ -4,6 +4,7 @@ import asyncio
 import base64
 import tempfile
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -357,3 +358,11 @@ def test_a_key_makes_uuids_that_no_other_key_has() -> None:
     names = {moment(song, key=key).uuid for key in (None, b"one", b"two")}
     assert len(names) == 3
     assert moment(song, key=b"one").uuid in names
+
+
+def test_megabytes_of_blanks_behind_base64_cost_no_time() -> None:
+    started = time.monotonic()
+    with pytest.raises(UnprocessableError):
+        decode_base64("AA" + " " * 30_000_000 + "!", 10)
+    decode_base64("AAAA" + " " * 30_000_000, 10).file.close()
+    assert time.monotonic() - started < 2

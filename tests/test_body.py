@@ -5,6 +5,7 @@ import base64
 import json
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -568,3 +569,11 @@ def test_each_routes_examples_are_valid(document: dict[str, Any], path: str) -> 
     for example in media["examples"].values():
         validator.validate(example["value"])
     assert "audio_url" not in media["examples"]["text"]["value"]
+
+
+def test_a_body_of_a_million_audio_keys_is_refused_quickly() -> None:
+    body = b'{"audio":"x"' + b',"audio":"y"' * 1_000_000 + b"}"
+    started = time.monotonic()
+    with pytest.raises(UnprocessableError, match="values"):
+        parse_json(body)
+    assert time.monotonic() - started < 2

@@ -275,6 +275,27 @@ async def test_two_batches_never_overlap_on_a_static_engine() -> None:
     assert engine.most_inside == 1
 
 
+class Slow:
+    """The making of a request that takes its time."""
+
+    def __init__(self, one: Ticket, seconds: float) -> None:
+        self._make, self._seconds = one.make_request, seconds
+
+    async def __call__(self) -> EngineRequest:
+        await asyncio.sleep(self._seconds)
+        return await self._make()
+
+
+async def test_a_prompt_whose_own_song_is_slow_does_not_hold_up_the_others() -> None:
+    engine = FakeEngine(continuous=False)
+    batch = tickets(3)
+    batch[1].make_request = Slow(batch[1], 1.5)
+    await run(engine, batch, timeout_seconds=1.0)
+    assert [ticket.finish_reason for ticket in batch] == ["length", None, "length"]
+    assert isinstance(batch[1].error, DeadlineExceededError)
+    assert engine.calls == [["p0", "p2"]]
+
+
 # Both engines.
 
 both = pytest.mark.parametrize("continuous", [True, False], ids=["continuous", "static"])
@@ -300,6 +321,8 @@ async def test_a_prompt_whose_input_is_at_fault_never_enters_and_the_others_stan
     await run(engine, batch)
     assert [t.finish_reason for t in batch] == ["length", None, "length"]
     assert batch[1].elapsed_seconds == 0
+    assert batch[1].error is not None
+    assert batch[1].error.__traceback__ is None  # its frames would keep songs in memory
     assert sorted(name for call in engine.calls for name in call) == ["a", "c"]
 
 

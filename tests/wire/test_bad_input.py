@@ -105,6 +105,16 @@ def test_a_song_shorter_than_one_audio_token(server: Server) -> None:
     refused(server.post("/generate", body), 422, "audio_too_short", "audio")
 
 
+def test_a_shared_song_shorter_than_one_audio_token_fails_the_batch(server: Server) -> None:
+    body = {"audio": as_base64(song(0.02)), "prompts": [{}, {}]}
+    refused(server.post("/generate_batch", body), 422, "audio_too_short", "audio")
+
+
+def test_a_moment_shorter_than_one_audio_token_names_the_moment(server: Server) -> None:
+    body = {"audio": as_base64(song(2)), "start_seconds": 1, "end_seconds": 1}
+    refused(server.post("/generate", body), 422, "audio_too_short", "end_seconds")
+
+
 def test_a_song_longer_than_is_allowed(server: Server) -> None:
     body = {"audio": silence(3601)}
     refused(server.post("/generate", body), 422, "audio_too_long", "audio")
