@@ -104,6 +104,7 @@ class Songs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._loads.clear()
 
     async def load(self, source: Source) -> LoadedSong:
         """Receive and decode a source.

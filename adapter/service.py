@@ -46,7 +46,7 @@ class _Asked:
     prompt: schemas.PromptFields
     source: Source | None
     path: str  # "prompts.3." in a batch, "" alone
-    clip: Clip | None = None
+    audio: schemas.AudioInfo | None = None
     num_audio_tokens: int = 0
     audio_seconds: float = 0.0
 
@@ -184,6 +184,8 @@ class Service:
             )
         finally:
             await self._account(asked, tickets)  # also for a client that has left
+            for ticket in tickets:
+                ticket.request = None  # whatever keeps a ticket for a while keeps no song
         return tickets
 
     async def _account(self, asked: Sequence[_Asked], tickets: Sequence[Ticket]) -> None:
@@ -195,7 +197,7 @@ class Service:
                 elapsed_seconds=ticket.elapsed_seconds,
                 cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
                 queue_seconds=ticket.queue_seconds if ticket.entered else None,
-                heard_seconds=one.clip.heard_seconds if one.clip else 0.0,
+                heard_seconds=one.audio.heard_seconds if one.audio else 0.0,
                 prompt_tokens=ticket.prompt_tokens,
                 cached_tokens=ticket.cached_tokens,
                 completion_tokens=len(ticket.token_ids),
@@ -225,39 +227,40 @@ class Service:
 
     async def _make_request(self, songs: Songs, asked: _Asked) -> EngineRequest:
         """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
-        if asked.source is not None:
-            await self._hear(songs, asked, asked.source)
+        clip = None if asked.source is None else await self._hear(songs, asked, asked.source)
         prompt = asked.prompt
         token_ids = await asyncio.to_thread(
-            self._prompter.encode, prompt.prompt, with_audio=asked.clip is not None
+            self._prompter.encode, prompt.prompt, with_audio=clip is not None
         )
         sampling = prompt.to_sampling()
         room = self._room(token_ids, asked)
         return EngineRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=token_ids,
-            clip=asked.clip,
+            clip=clip,
             num_audio_tokens=asked.num_audio_tokens,
             sampling=dataclasses.replace(
                 sampling, max_new_tokens=min(sampling.max_new_tokens, room)
             ),
         )
 
-    async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> None:
+    async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> Clip:
         song = await self._load(songs, asked, source)
-        asked.clip = cut(
+        clip = cut(
             song,
             start_seconds=asked.prompt.start_seconds,
             end_seconds=asked.prompt.end_seconds,
             max_seconds=self.checkpoint.max_clip_seconds(),
             audible=self.checkpoint.audible_samples,
         )
-        asked.num_audio_tokens = self.checkpoint.num_audio_tokens(len(asked.clip.samples))
+        asked.num_audio_tokens = self.checkpoint.num_audio_tokens(len(clip.samples))
         if asked.num_audio_tokens == 0:
             prompt = asked.prompt
             moment = "start_seconds" if prompt.end_seconds is None else "end_seconds"
             whole = prompt.start_seconds is None and prompt.end_seconds is None
-            raise _too_short(asked.clip.heard_seconds, source.field if whole else moment)
+            raise _too_short(clip.heard_seconds, source.field if whole else moment)
+        asked.audio = _audio_info(clip)
+        return clip
 
     async def _load(self, songs: Songs, asked: _Asked, source: Source) -> Song:
         loaded = await songs.load(source)
@@ -269,7 +272,7 @@ class Service:
     def _room(self, token_ids: Sequence[int], asked: _Asked) -> int:
         """The tokens that the context has left for an answer."""
         num_tokens = len(token_ids)
-        if asked.clip is not None:
+        if asked.num_audio_tokens:
             num_tokens += asked.num_audio_tokens - 1 + self.checkpoint.num_boundary_tokens
         room = self.checkpoint.context_tokens - num_tokens
         if room < 1:
@@ -295,7 +298,7 @@ class Service:
                 cached_tokens=ticket.cached_tokens,
                 audio_tokens=asked.num_audio_tokens,
             ),
-            audio=_audio_info(asked.clip),
+            audio=asked.audio,
             elapsed_seconds=ticket.elapsed_seconds,
             cost_usd=ticket.elapsed_seconds * self._settings.rate_usd_per_second,
             gpu_usd_per_second=self._settings.rate_usd_per_second,
@@ -376,9 +379,7 @@ def _answer_error(error: AdapterError | None, path: str) -> schemas.AnswerError 
     return schemas.AnswerError(code=error.code, message=error.message, field=field)
 
 
-def _audio_info(clip: Clip | None) -> schemas.AudioInfo | None:
-    if clip is None:
-        return None
+def _audio_info(clip: Clip) -> schemas.AudioInfo:
     return schemas.AudioInfo(
         duration_seconds=clip.duration_seconds,
         start_seconds=clip.start_seconds,
