@@ -38,7 +38,6 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """vLLM's modules want their process groups, of one process here."""
-    pytest.importorskip("vllm")
     import torch
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state

@@ -9,9 +9,6 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
-
-pytest.importorskip("vllm")
-
 from safetensors.torch import load_file
 from transformers import AutoProcessor, MusicFlamingoConfig
 from transformers.models.musicflamingo import modeling_musicflamingo as reference

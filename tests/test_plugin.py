@@ -29,7 +29,8 @@ def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
 
 
 def test_registering_twice_registers_once_and_imports_no_model() -> None:
-    vllm = pytest.importorskip("vllm")
+    import vllm
+
     plugin.register()
     first = [vllm.ModelRegistry.models[name] for name in plugin.ARCHITECTURES]
     plugin.register()
@@ -38,7 +39,6 @@ def test_registering_twice_registers_once_and_imports_no_model() -> None:
 
 
 def test_a_registered_architecture_passes_the_check() -> None:
-    pytest.importorskip("vllm")
     for architecture in plugin.ARCHITECTURES:
         plugin.check_registered(architecture)
 
@@ -47,7 +47,8 @@ def test_a_plugin_that_did_not_load_is_an_error_that_names_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """vLLM itself only logs it, and then says that the model was dropped after 0.24."""
-    vllm = pytest.importorskip("vllm")
+    import vllm
+
     plugin.check_registered(ARCHITECTURE)
     monkeypatch.delitem(vllm.ModelRegistry.models, ARCHITECTURE)
     with pytest.raises(EngineError, match=rf"{ARCHITECTURE}.*vLLM 0\.32"):
@@ -57,7 +58,6 @@ def test_a_plugin_that_did_not_load_is_an_error_that_names_the_version(
 def test_a_vllm_without_the_classes_the_plugin_builds_on_is_an_error_that_names_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("vllm")
     monkeypatch.delitem(sys.modules, "adapter.music_flamingo", raising=False)
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.audioflamingo3", None)
     monkeypatch.delattr("vllm.model_executor.models.audioflamingo3", raising=False)

@@ -151,7 +151,6 @@ def test_an_engine_arg_that_the_adapter_sets_stops_the_start(key: str) -> None:
 
 @pytest.mark.parametrize("key", RESERVED_ENGINE_ARGS)
 def test_a_reserved_engine_arg_is_one_that_vllm_has(key: str) -> None:
-    pytest.importorskip("vllm")
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     assert key in {option.name for option in dataclasses.fields(AsyncEngineArgs)}
