@@ -6,6 +6,7 @@ whose marked server is gone is nobody's.
 
 import logging
 import os
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
@@ -31,10 +32,13 @@ def end_orphans() -> list[int]:
 
 def _is_orphan(process: psutil.Process) -> bool:
     try:
-        mark = process.environ().get(MARK)
-    except (psutil.Error, OSError):
+        # Not psutil's environ(): that stops at the first gap, and a process that has given itself
+        # a title, as vLLM's do, has one at the start.
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
         return False
-    return mark is not None and not _is_alive(mark)
+    marks = [part for part in environment.split(b"\0") if part.startswith(f"{MARK}=".encode())]
+    return bool(marks) and not _is_alive(marks[0].decode().partition("=")[2])
 
 
 def _is_alive(mark: str) -> bool:

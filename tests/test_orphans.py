@@ -14,7 +14,8 @@ SERVER = """
 import subprocess, sys, time
 from adapter.orphans import mark_children
 mark_children()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+title = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", title])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -24,7 +25,7 @@ def test_a_child_is_spared_while_its_server_lives_and_ended_when_it_was_killed()
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     child = psutil.Process(int(server.stdout.readline()))
-    time.sleep(0.2)  # the child's environment is its own once it has started
+    time.sleep(1)  # until the child has given itself a title, as vLLM's processes do
     assert child.pid not in end_orphans()
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
