@@ -12,7 +12,7 @@ from adapter.checkpoint import Checkpoint, load_checkpoint
 from adapter.engine import Engine, start_engine
 from adapter.errors import EngineDeadError, SettingsError, UnavailableError
 from adapter.metrics import Metrics
-from adapter.orphans import end_orphans, mark_children
+from adapter.orphans import end_orphans
 from adapter.processes import kill_descendants
 from adapter.service import Service, Started
 from adapter.settings import Settings
@@ -34,7 +34,6 @@ def start_serving(settings: Settings) -> Started:
     Raises SettingsError for a checkpoint that cannot be had, and what stops the engine.
     """
     end_orphans()
-    mark_children()
     logger.info("reading the checkpoint %s", settings.model)
     checkpoint = load_checkpoint(
         settings.model, settings.revision, max_model_len=settings.max_model_len

@@ -1,4 +1,4 @@
-"""What a killed server left behind is found by the mark of its environment, and ended."""
+"""What a killed server left behind is found by its name and its missing parent, and ended."""
 
 import os
 import signal
@@ -8,47 +8,36 @@ import time
 
 import psutil
 
-from adapter.orphans import MARK, end_orphans
+from adapter.orphans import end_orphans
 
-SERVER = """
+ENGINE = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); time.sleep(600)"
+SERVER = f"""
 import subprocess, sys, time
-from adapter.orphans import mark_children
-mark_children()
-title = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", title])
+child = subprocess.Popen([sys.executable, "-c", {ENGINE!r}])
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_child_is_spared_while_its_server_lives_and_ended_when_it_was_killed() -> None:
+def test_an_engine_is_spared_while_its_server_lives_and_ended_when_it_was_killed() -> None:
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    child = psutil.Process(int(server.stdout.readline()))
-    time.sleep(1)  # until the child has given itself a title, as vLLM's processes do
-    assert child.pid not in end_orphans()
+    engine = psutil.Process(int(server.stdout.readline()))
+    while not engine.name().startswith("VLLM::"):
+        time.sleep(0.01)
+    assert engine.pid not in end_orphans()
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
-    assert child.pid in end_orphans()
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert engine.pid in end_orphans()
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_pid_that_was_given_out_again_protects_nobody() -> None:
-    environment = os.environ | {MARK: f"{os.getpid()}@1.00"}
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env=environment
-    )
-    time.sleep(0.2)
-    assert child.pid in end_orphans()
-    child.wait()
-
-
-def test_processes_without_a_mark_are_left_alone() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != MARK}
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env=environment
-    )
-    time.sleep(0.2)
-    assert child.pid not in end_orphans()
-    child.kill()
-    child.wait()
+def test_processes_of_other_names_are_left_alone() -> None:
+    script = SERVER.replace("VLLM::EngineCore", "something else")
+    server = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    other = psutil.Process(int(server.stdout.readline()))
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    assert other.pid not in end_orphans()
+    other.kill()
