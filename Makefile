@@ -47,9 +47,6 @@ test: $(READY) ## run all tests (ARGS goes to pytest)
 test-fast: $(READY) ## run the tests that start no engine and no server
 	@$(BIN)/python -m pytest -m "not vllm and not slow" $(ARGS)
 
-family: $(READY) ## run every kind of checkpoint in a vLLM engine against Hugging Face (10 minutes)
-	@$(BIN)/python -m tests.vllm.family $(ARGS)
-
 soak: $(READY) ## run what takes many engine starts: kills, hangs, sums (an hour; figures go to docs/)
 	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
