@@ -15,12 +15,20 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from adapter import __version__, logs, schemas
 from adapter.body import add_request_schemas, openapi_request_body, read_body
 from adapter.engine import start_engine
-from adapter.errors import AdapterError, SettingsError, UnavailableError
+from adapter.errors import (
+    AdapterError,
+    RequestTimeoutError,
+    SettingsError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from adapter.gate import Gate
 from adapter.idempotency import (
     HEADER,
@@ -30,6 +38,8 @@ from adapter.idempotency import (
     idempotency_key,
     request_digest,
 )
+from adapter.intake import Intake
+from adapter.keys import OPEN_PATHS, Client, KeyCheck, Keys
 from adapter.logs import CLIENT_CLOSED_REQUEST, RequestLog, current_request
 from adapter.metrics import EngineReading, Metrics
 from adapter.processes import deaf_to_ctrl_c
@@ -49,9 +59,12 @@ decoded and encoded once, and the prompts decode together. Each answer says what
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorResponse, "description": description}
     for status, description in {
+        401: "No API key was sent, or one that is not known",
+        408: "The body came too slowly",
         413: "The body, the upload or the download is larger than its limit",
         415: "The bytes are no audio that can be decoded",
         422: "A field is missing, unknown or out of range, or the song does not fit",
+        429: "The key has too many prompts in flight, or has used its day; see Retry-After",
         502: "The audio URL did not answer with the file",
         503: "The engine is starting or gone; see Retry-After",
         504: "The request ran out of time",
@@ -77,6 +90,13 @@ _HEADERS: dict[str, Any] = {
 }
 
 
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["Authorization", "Content-Type", HEADER, "X-Request-Id"],
+    "expose_headers": ["Retry-After", REPLAYED_HEADER, "X-Request-Id"],
+}
+
+
 def create_app(
     settings: Settings, *, start: Callable[[Settings], Started] = start_serving
 ) -> FastAPI:
@@ -89,6 +109,11 @@ def create_app(
     supervisor = Supervisor(settings, deaf(start), deaf(start_engine), metrics=metrics)
     gate = Gate()
     replies = Replies()
+    intake = Intake(
+        max_bytes=settings.max_bodies_bytes,
+        timeout_seconds=settings.body_timeout_seconds,
+        max_seconds=settings.request_timeout_seconds,
+    )
     models = schemas.request_models(settings)
 
     @contextlib.asynccontextmanager
@@ -107,6 +132,13 @@ def create_app(
     app.state.gate = gate
     app.state.metrics = metrics
     app.add_middleware(
+        KeyCheck,
+        keys=Keys(settings.api_keys, share_caches=settings.share_caches),
+        refuse=lambda error: _refusal(metrics, error),
+    )
+    if settings.allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.allowed_origins, **_CORS)
+    app.add_middleware(
         RequestLog, ended=metrics.request_ended, fault=lambda: _fault_response(metrics)
     )
     _add_error_handlers(app, metrics)
@@ -114,12 +146,14 @@ def create_app(
     async def answer(
         request: Request,
         model: type[schemas.Model],
-        work: Callable[[Any, Any], Coroutine[Any, Any, Result]],
+        work: Callable[[Any, Any, Client], Coroutine[Any, Any, Result]],
     ) -> Response:
+        client: Client = request.state.client
         key = idempotency_key(request.headers.getlist(HEADER))
         with gate.enter(), contextlib.ExitStack() as files:
+            receive = files.enter_context(intake.body(request.receive))
             body, upload = await read_body(
-                request,
+                Request(request.scope, receive),
                 max_json_bytes=settings.max_body_bytes,
                 max_audio_bytes=settings.max_audio_bytes,
             )
@@ -129,7 +163,7 @@ def create_app(
             async def make() -> Reply:
                 parsed = schemas.parse(model, body, uploaded=upload is not None)
                 _note_prompts(parsed)
-                result = await work(parsed, upload)
+                result = await work(parsed, upload, client)
                 _note_errors(metrics, result)
                 return Reply(200, result.model_dump_json().encode())
 
@@ -138,7 +172,12 @@ def create_app(
             digest = await asyncio.to_thread(request_digest, request.url.path, body, upload)
             reply, replayed = await _while_connected(
                 request,
-                replies.reply(("", key), digest, lambda: _with_refusals(metrics, make()), files),
+                replies.reply(
+                    (client.name or "", key),
+                    digest,
+                    lambda: _with_refusals(metrics, make()),
+                    files,
+                ),
             )
             return _response(reply, replayed=replayed)
 
@@ -186,6 +225,8 @@ def create_app(
         return Response(text, headers={"Content-Type": content_type})
 
     _document_requests(app, [models.generate, models.generate_batch])
+    if settings.api_keys:
+        _document_keys(app)
     return app
 
 
@@ -279,8 +320,7 @@ async def _disconnected(request: Request) -> None:
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(AdapterError)
     async def adapter_error(_: Request, error: AdapterError) -> Response:
-        metrics.error_told(error.code)
-        return _error_response(error.status, error.code, error.message, error.field, error)
+        return _refusal(metrics, error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -302,6 +342,11 @@ _HTTP_ERRORS = {
 }
 
 
+def _refusal(metrics: Metrics, error: AdapterError) -> Response:
+    metrics.error_told(error.code)
+    return _error_response(error.status, error.code, error.message, error.field, error)
+
+
 def _fault_response(metrics: Metrics) -> Response:
     metrics.error_told("internal_error")
     return _error_response(500, "internal_error", "the server has a fault; see its log", None)
@@ -315,10 +360,17 @@ def _error_response(
     error: AdapterError | None = None,
 ) -> Response:
     body = schemas.ErrorResponse(error=schemas.ErrorBody(code=code, message=message, field=field))
-    headers = {}
-    if isinstance(error, UnavailableError):
-        headers["Retry-After"] = str(error.retry_after_seconds)
-    return JSONResponse(body.model_dump(), status_code, headers)
+    return JSONResponse(body.model_dump(), status_code, _error_headers(error))
+
+
+def _error_headers(error: AdapterError | None) -> dict[str, str]:
+    if isinstance(error, UnavailableError | TooManyRequestsError):
+        return {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, UnauthorizedError):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, RequestTimeoutError):
+        return {"Connection": "close"}  # or the rest of the body would be read as slowly
+    return {}
 
 
 def _document_requests(app: FastAPI, models: list[type[BaseModel]]) -> None:
@@ -329,6 +381,22 @@ def _document_requests(app: FastAPI, models: list[type[BaseModel]]) -> None:
         if app.openapi_schema is None:
             add_request_schemas(generated(), models)
         return generated()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document_keys(app: FastAPI) -> None:
+    """Say in the OpenAPI document which routes want a key, so that /docs can send one."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generated()
+        schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes["key"] = {"type": "http", "scheme": "bearer"}
+        for path, operations in document["paths"].items():
+            for operation in operations.values() if path not in OPEN_PATHS else ():
+                operation["security"] = [{"key": []}]
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 

@@ -140,6 +140,8 @@ class VllmEngine:
         if request.clip is not None:
             prompt["multi_modal_data"] = {"audio": [(request.clip.samples, SAMPLING_RATE)]}
             prompt["multi_modal_uuids"] = {"audio": [request.clip.uuid]}
+        if request.cache_salt is not None:
+            prompt["cache_salt"] = request.cache_salt
         try:
             (engine_input,) = await self._llm.renderer.render_cmpl_async([prompt])
         except ValueError as error:

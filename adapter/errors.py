@@ -3,8 +3,10 @@
 AdapterError
 ├── UnprocessableError      422  a field is missing, unknown, out of range, or does not fit
 ├── UnauthorizedError       401
+├── RequestTimeoutError     408  the body came too slowly
 ├── TooLargeError           413  found while reading
 ├── NotAudioError           415  the bytes are no audio that can be decoded
+├── TooManyRequestsError    429  of one key; with Retry-After
 ├── AudioUnavailableError   502  the audio URL did not answer with the file
 ├── UnavailableError        503  with Retry-After
 │   └── EngineError              the engine failed; the prompt had no part in it
@@ -47,6 +49,11 @@ class UnauthorizedError(AdapterError):
     code = "unauthorized"
 
 
+class RequestTimeoutError(AdapterError):
+    status = 408
+    code = "request_timeout"
+
+
 class TooLargeError(AdapterError):
     status = 413
     code = "too_large"
@@ -55,6 +62,15 @@ class TooLargeError(AdapterError):
 class NotAudioError(AdapterError):
     status = 415
     code = "not_audio"
+
+
+class TooManyRequestsError(AdapterError):
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, *, code: str, retry_after_seconds: int = 5) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class AudioUnavailableError(AdapterError):

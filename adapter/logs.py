@@ -37,6 +37,7 @@ class RequestRecord:
 
     id: str
     route: str = "other"
+    key_name: str | None = None
     status: int = CLIENT_CLOSED_REQUEST
     num_prompts: int = 0
     audio_seconds: float = 0.0
@@ -52,6 +53,7 @@ class RequestRecord:
         return {
             "request_id": self.id,
             "route": self.route,
+            "key": self.key_name,
             "status": self.status,
             "prompts": self.num_prompts,
             "audio_seconds": round(self.audio_seconds, 3),

@@ -54,7 +54,8 @@ class EngineRequest:
     """One prompt, ready for an engine.
 
     `prompt_token_ids` holds the audio's placeholder once where there is a clip; an engine widens it
-    to `num_audio_tokens` (and the boundary tokens, where the checkpoint has them).
+    to `num_audio_tokens` (and the boundary tokens, where the checkpoint has them). Only requests of
+    one `cache_salt` share what an engine caches.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class EngineRequest:
     clip: Clip | None
     num_audio_tokens: int
     sampling: Sampling
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,11 @@ from adapter.compat import Engines, Scheduler, Ticket
 from adapter.decoder import DecoderPool
 from adapter.engine import Engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
+from adapter.keys import Client
 from adapter.logs import current_request
 from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
+from adapter.quotas import Quotas
 from adapter.reasoning import split_reasoning
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
@@ -84,6 +86,11 @@ class Service:
         self.engine_reason = started.engine_reason
         self.meter = meter
         self._prompter = Prompter(started.checkpoint)
+        self.quotas = Quotas(
+            max_prompts=settings.key_max_prompts,
+            max_seconds_per_day=settings.key_max_seconds_per_day,
+            used_today=usage_log.seconds_today(),
+        )
         self.door = Door(max_num_seqs=settings.max_num_seqs, max_queued=settings.max_queued)
         self.scheduler = Scheduler(
             engines,
@@ -108,21 +115,21 @@ class Service:
         await self._decoders.close()
 
     async def generate(
-        self, prompt: schemas.GenerateRequest, upload: BinaryIO | None
+        self, prompt: schemas.GenerateRequest, upload: BinaryIO | None, client: Client
     ) -> schemas.Answer:
         """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
-        with self.door.admit(1):
+        with self.quotas.admit(client.name, 1), self.door.admit(1):
             async with self._songs() as songs:
-                (ticket,) = await self._decode(songs, [asked], None, started_at)
+                (ticket,) = await self._decode(songs, [asked], None, started_at, client)
         if ticket.error is not None:
             error, ticket.error = ticket.error, None  # no cycle through this frame
             raise error
         return self._answer(asked, ticket, started_at)
 
     async def generate_batch(
-        self, batch: schemas.GenerateBatchRequest, upload: BinaryIO | None
+        self, batch: schemas.GenerateBatchRequest, upload: BinaryIO | None, client: Client
     ) -> schemas.BatchAnswer:
         """Many prompts, an answer each.
 
@@ -135,10 +142,10 @@ class Service:
             _Asked(prompt, _source(prompt, None) or shared, path=f"prompts.{index}.")
             for index, prompt in enumerate(batch.prompts)
         ]
-        with self.door.admit(len(asked)):
+        with self.quotas.admit(client.name, len(asked)), self.door.admit(len(asked)):
             async with self._songs() as songs:
                 await self._load_shared(songs, asked, shared)
-                tickets = await self._decode(songs, asked, batch.group_size, started_at)
+                tickets = await self._decode(songs, asked, batch.group_size, started_at, client)
         _raise_if_nothing_finished(tickets)
         return self._batch_answer(
             [
@@ -169,29 +176,37 @@ class Service:
             raise _too_short(song.duration_seconds, shared.field)
 
     async def _decode(
-        self, songs: Songs, asked: Sequence[_Asked], group_size: int | None, started_at: float
+        self,
+        songs: Songs,
+        asked: Sequence[_Asked],
+        group_size: int | None,
+        started_at: float,
+        client: Client,
     ) -> list[Ticket]:
         for one in asked:
             _check_moment_has_song(one)
-        tickets = [Ticket(partial(self._make_request, songs, one)) for one in asked]
+        tickets = [Ticket(partial(self._make_request, songs, one, client)) for one in asked]
         passed_seconds = time.monotonic() - started_at
         try:
             await self.scheduler.run(
                 tickets,
                 group_size=group_size,
                 timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
-                party=Party(),
+                party=Party(client.name or ""),
             )
         finally:
-            await self._account(asked, tickets)  # also for a client that has left
+            await self._account(asked, tickets, client)  # also for a client that has left
             for ticket in tickets:
                 ticket.request = None  # whatever keeps a ticket for a while keeps no song
         return tickets
 
-    async def _account(self, asked: Sequence[_Asked], tickets: Sequence[Ticket]) -> None:
+    async def _account(
+        self, asked: Sequence[_Asked], tickets: Sequence[Ticket], client: Client
+    ) -> None:
         """Tell the metrics and the usage log what each prompt came to, before its answer goes."""
         records = []
         for one, ticket in zip(asked, tickets, strict=True):
+            self.quotas.spend(client.name, ticket.elapsed_seconds)
             self._metrics.prompt_ended(
                 outcome_of(ticket.outcome),
                 elapsed_seconds=ticket.elapsed_seconds,
@@ -203,15 +218,15 @@ class Service:
                 completion_tokens=len(ticket.token_ids),
             )
             if ticket.request is not None and ticket.entered:
-                records.append(self._usage_record(ticket.request, ticket))
+                records.append(self._usage_record(ticket.request, ticket, client))
         await self._usage_log.write(records)
 
-    def _usage_record(self, request: EngineRequest, ticket: Ticket) -> UsageRecord:
+    def _usage_record(self, request: EngineRequest, ticket: Ticket, client: Client) -> UsageRecord:
         http_request = current_request()
         return UsageRecord(
             request_id=request.request_id,
             http_request_id=http_request.id if http_request else "",
-            key_name=None,
+            key_name=client.name,
             model=self.checkpoint.name,
             revision=self.checkpoint.revision,
             engine=self.engine_name,
@@ -225,9 +240,11 @@ class Service:
             outcome=ticket.outcome,
         )
 
-    async def _make_request(self, songs: Songs, asked: _Asked) -> EngineRequest:
+    async def _make_request(self, songs: Songs, asked: _Asked, client: Client) -> EngineRequest:
         """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
-        clip = None if asked.source is None else await self._hear(songs, asked, asked.source)
+        clip = None
+        if asked.source is not None:
+            clip = await self._hear(songs, asked, asked.source, client)
         prompt = asked.prompt
         token_ids = await asyncio.to_thread(
             self._prompter.encode, prompt.prompt, with_audio=clip is not None
@@ -239,12 +256,13 @@ class Service:
             prompt_token_ids=token_ids,
             clip=clip,
             num_audio_tokens=asked.num_audio_tokens,
+            cache_salt=client.cache_salt,
             sampling=dataclasses.replace(
                 sampling, max_new_tokens=min(sampling.max_new_tokens, room)
             ),
         )
 
-    async def _hear(self, songs: Songs, asked: _Asked, source: Source) -> Clip:
+    async def _hear(self, songs: Songs, asked: _Asked, source: Source, client: Client) -> Clip:
         song = await self._load(songs, asked, source)
         clip = cut(
             song,
@@ -252,6 +270,7 @@ class Service:
             end_seconds=asked.prompt.end_seconds,
             max_seconds=self.checkpoint.max_clip_seconds(),
             audible=self.checkpoint.audible_samples,
+            key=client.cache_key,
         )
         asked.num_audio_tokens = self.checkpoint.num_audio_tokens(len(clip.samples))
         if asked.num_audio_tokens == 0:

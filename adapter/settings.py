@@ -12,6 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 from adapter.errors import SettingsError
+from adapter.keys import key_digest
 
 PREFIX = "ADAPTER_"
 FALLBACK_USD_PER_SECOND = 0.000583  # an A100 40 GB
@@ -153,8 +154,28 @@ def _refuse_constant(name: str) -> None:
     raise _ExpectedError(f"JSON, in which there is no {name}")
 
 
-def _not_supported_yet(_: str) -> None:
-    raise _ExpectedError("it unset: API keys are not supported yet, so the server would be open")
+def _api_keys(text: str) -> dict[bytes, str]:
+    """The name of each key by the key's SHA-256; a name may have several keys, to replace one."""
+    names: dict[bytes, str] = {}
+    for pair in text.split(","):
+        name, colon, key = pair.strip().partition(":")
+        if not colon or not re.fullmatch(r"[A-Za-z0-9_.@-]{1,64}", name):
+            raise ValueError
+        if not re.fullmatch(r"[!-+\--~]{1,512}", key):
+            raise ValueError
+        digest = key_digest(key)
+        if digest in names:
+            raise _ExpectedError(f"keys that differ: {name!r} has one that stands there twice")
+        names[digest] = name
+    return names
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for origin in text.split(","))
+    form = r"\*|https?://[A-Za-z0-9.\[\]:-]+"
+    if not all(re.fullmatch(form, origin) for origin in origins):
+        raise ValueError
+    return origins
 
 
 _TEXT = _Kind(_text, "a text of one line without spaces around it")
@@ -162,7 +183,13 @@ _PATH_OR_NOTHING = _Kind(_text_or_nothing, "a file's path without spaces around 
 _BOOLEAN = _Kind(_boolean, "true or false")
 _HOSTS = _Kind(_hosts, "host names with commas between them (a.example.com,b.example.com)")
 _ENGINE_ARGS = _Kind(_engine_args, 'a JSON object such as {"gpu_memory_utilization": 0.9}')
-_API_KEYS = _Kind(_not_supported_yet, "it unset", secret=True)
+_API_KEYS = _Kind(
+    _api_keys,
+    "name:key pairs with commas between them, a key of visible ASCII without commas; or it unset, "
+    "and everybody may ask",
+    secret=True,
+)
+_ORIGINS = _Kind(_origins, "origins with commas between them (https://app.example.com), or *")
 
 
 def _setting(default: Any, kind: _Kind, help: str, *, shown: str | None = None) -> Any:
@@ -219,6 +246,15 @@ class Settings:
     max_audio_seconds: float = _setting(
         3600.0, _number(0.1, 86_400), "Length of a song; longer ones get 422", shown="3600"
     )
+    body_timeout_seconds: float = _setting(
+        30.0,
+        _number(0.1, 86_400),
+        "Time for a body to arrive, and a second more for each 16 KiB of it; 408 after it",
+        shown="30",
+    )
+    max_bodies_bytes: int = _setting(
+        2 * GIB, _size(1024 * GIB), "Size of all bodies together; more get 503", shown="2GiB"
+    )
     request_timeout_seconds: float = _setting(
         600.0, _number(0.1, 86_400), "Time for a request; 504 after it", shown="600"
     )
@@ -238,7 +274,30 @@ class Settings:
         "For development: audio_url may reach loopback and private addresses",
         shown="false",
     )
-    api_keys: None = _setting(None, _API_KEYS, "Not supported yet: stops the start", shown="unset")
+    api_keys: Mapping[bytes, str] = _setting(
+        {}, _API_KEYS, "name:key pairs (ann:KEY,bob:KEY) of who may ask", shown="everybody may ask"
+    )
+    share_caches: bool = _setting(
+        False,
+        _BOOLEAN,
+        "Lets a key's requests be faster, and so tell, for songs that another key has sent",
+        shown="false",
+    )
+    key_max_prompts: int | None = _setting(
+        None,
+        _integer(1, 10_000_000),
+        "Prompts that one key may have in flight; more get 429",
+        shown="no limit",
+    )
+    key_max_seconds_per_day: float | None = _setting(
+        None,
+        _number(0, 10_000_000),
+        "Engine seconds that one key may use in a day (UTC); then 429",
+        shown="no limit",
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (), _ORIGINS, "Origins whose web pages may call the API (CORS)", shown="none"
+    )
     gpu_usd_per_second: float | None = _setting(
         None,
         _number(0, 1000),

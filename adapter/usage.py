@@ -155,6 +155,14 @@ class UsageLog:
         """The records that found no room while the disk failed, or came after `close`."""
         return self._num_dropped
 
+    def seconds_today(self) -> dict[str, float]:
+        """The engine's seconds of each key since midnight UTC; blocks for a query, so ask it
+        before anything is written."""
+        if self._store is None:
+            return {}
+        midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        return self._store.seconds_by_key(midnight)
+
     async def write(self, records: Sequence[UsageRecord]) -> None:
         """Return when the records are on the disk, or at once while the log is failing.
 
@@ -348,6 +356,14 @@ class _Store:
     def delete_before(self, moment: datetime, limit: int) -> int:
         """Delete at most `limit` records; returns their number. Raises sqlite3.Error."""
         return self._connected().execute(_DELETE, (timestamp(moment), limit)).rowcount
+
+    def seconds_by_key(self, since: datetime) -> dict[str, float]:
+        """Raises sqlite3.Error."""
+        query = (
+            "SELECT key_name, sum(elapsed_seconds) FROM usage "
+            "WHERE finished_at >= ? AND key_name IS NOT NULL GROUP BY key_name"
+        )
+        return dict(self._connected().execute(query, (timestamp(since),)))
 
     def disconnect(self) -> None:
         if self._connection is not None:

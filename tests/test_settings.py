@@ -1,6 +1,7 @@
 """Settings: what the environment may say, and what stops the start."""
 
 import dataclasses
+import hashlib
 import math
 
 import pytest
@@ -135,11 +136,36 @@ def test_host_and_port_are_pointed_to_the_command_line() -> None:
     assert "--host" in refusal(host="0.0.0.0")
 
 
-@pytest.mark.parametrize("keys", ["team:hunter2", ""])
-def test_api_keys_stop_the_start_rather_than_serve_open(keys: str) -> None:
+def test_keys_are_kept_as_digests_with_their_names() -> None:
+    settings = load_settings({"ADAPTER_API_KEYS": "ann:hunter2, bob:a:b=/+-_, ann:hunter3"})
+    assert sorted(settings.api_keys.values()) == ["ann", "ann", "bob"]
+    assert settings.api_keys[hashlib.sha256(b"a:b=/+-_").digest()] == "bob"
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "",  # a variable that was meant to hold keys must not open the server
+        "hunter2",
+        ":hunter2",
+        "ann:",
+        "ann:hunter2,",
+        "ann smith:hunter2",
+        "ann:hunter2 hunter2",
+        "ann:h\u00fcnter2",
+        "ann:hunter2,bob:hunter2",
+    ],
+)
+def test_bad_keys_stop_the_start_without_being_shown(keys: str) -> None:
     message = refusal(api_keys=keys)
-    assert "not supported yet" in message
+    assert "ADAPTER_API_KEYS=(hidden): expected " in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "https://a.example.com/path", "", "null"])
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    assert "ADAPTER_ALLOWED_ORIGINS" in refusal(allowed_origins=origin)
 
 
 @pytest.mark.parametrize("key", RESERVED_ENGINE_ARGS)

@@ -1,0 +1,67 @@
+"""The bodies that are on their way or held: how much all of them are, and how slow one may be."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Message, Receive
+
+from adapter.errors import RequestTimeoutError, UnavailableError
+
+MIN_BYTES_PER_SECOND = 16 * 1024
+
+
+class Intake:
+    """Bounds what all requests hold of their bodies, and the time that one takes to arrive.
+
+    A body has `timeout_seconds` and a second more for each 16 KiB that came of it, but never more
+    than `max_seconds`.
+    """
+
+    def __init__(self, *, max_bytes: int, timeout_seconds: float, max_seconds: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+        self._max_seconds = max_seconds
+        self.held_bytes = 0
+
+    @contextmanager
+    def body(self, receive: Receive) -> Iterator[Receive]:
+        """What to receive one request's body with; what came counts until the block ends.
+
+        It raises RequestTimeoutError where the body is too slow, and UnavailableError (code
+        `queue_full`) where all bodies together are too large.
+        """
+        began = time.monotonic()
+        received_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal received_bytes
+            allowed_seconds = self._timeout_seconds + received_bytes / MIN_BYTES_PER_SECOND
+            left_seconds = began + min(allowed_seconds, self._max_seconds) - time.monotonic()
+            try:
+                async with asyncio.timeout(left_seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeoutError(
+                    f"only {received_bytes} bytes of the body came in "
+                    f"{time.monotonic() - began:.0f} s; send it faster, or give an audio_url"
+                ) from None
+            num_bytes = len(message.get("body", b""))
+            self._check_room(num_bytes)
+            self.held_bytes += num_bytes
+            received_bytes += num_bytes
+            return message
+
+        try:
+            yield limited
+        finally:
+            self.held_bytes -= received_bytes
+
+    def _check_room(self, num_bytes: int) -> None:
+        if self.held_bytes + num_bytes > self._max_bytes:
+            raise UnavailableError(
+                f"the bodies of all requests together may have {self._max_bytes} bytes, and that "
+                "is reached; try again in a few seconds",
+                code="queue_full",
+            )

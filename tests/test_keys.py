@@ -1,0 +1,165 @@
+"""API keys: who gets in, and what one key learns of another: nothing."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from adapter.errors import UnauthorizedError
+from adapter.keys import Client, Keys, key_digest
+from tests.fakes import FakeEngine
+from tests.test_api import client
+
+ANN, BOB = "ann-secret-1", "bob:secret/2"
+PAIRS = f"ann:{ANN},bob:{BOB}"
+
+
+def keys(*, share_caches: bool = False) -> Keys:
+    return Keys({key_digest(ANN): "ann", key_digest(BOB): "bob"}, share_caches=share_caches)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_names_its_client() -> None:
+    assert keys().client([f"Bearer {ANN}"]).name == "ann"
+    assert keys().client([f"bearer  {BOB}"]).name == "bob"
+
+
+def test_a_name_may_have_two_keys_while_one_replaces_the_other() -> None:
+    both = Keys({key_digest("old"): "ann", key_digest("new"): "ann"}, share_caches=False)
+    assert both.client(["Bearer old"]) is both.client(["Bearer new"])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [],
+        [""],
+        [ANN],
+        ["Bearer"],
+        ["Bearer "],
+        [f"Basic {ANN}"],
+        [f"Bearer {ANN}x"],
+        [f"Bearer {ANN} "],
+        [f"Bearer {ANN[:-1]}"],
+        [f"Bearer {ANN.upper()}"],
+        [f"Bearer ann:{ANN}"],
+        [f"Bearer {ANN}", f"Bearer {ANN}"],
+        [f"Bearer {ANN}, Bearer {BOB}"],
+        ["Bearer \xff\xfe"],
+    ],
+)
+def test_whatever_is_no_key_is_refused_without_being_repeated(sent: list[str]) -> None:
+    with pytest.raises(UnauthorizedError) as caught:
+        keys().client(sent)
+    assert ANN not in caught.value.message
+
+
+def test_without_keys_everybody_is_one_client_without_a_name() -> None:
+    assert Keys({}, share_caches=False).client([]) == Client(None, None)
+
+
+def test_the_caches_of_two_keys_have_nothing_in_common() -> None:
+    ann, bob = (keys().client([f"Bearer {key}"]) for key in (ANN, BOB))
+    assert ann.cache_key != bob.cache_key
+    assert ann.cache_salt != bob.cache_salt
+    assert ann.cache_key is not None and ann.cache_key.hex() != ann.cache_salt
+
+
+def test_caches_can_be_shared_on_purpose() -> None:
+    ann = keys(share_caches=True).client([f"Bearer {ANN}"])
+    assert (ann.name, ann.cache_key, ann.cache_salt) == ("ann", None, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/generate"),
+        ("POST", "/generate_batch"),
+        ("GET", "/metrics"),
+        ("GET", "/redoc"),
+        ("GET", "/docs/oauth2-redirect"),
+        ("GET", "/nothing-here"),
+        ("GET", "/healthy"),
+        ("GET", "/health/"),
+        ("GET", "/static"),
+        ("DELETE", "/generate"),
+        ("OPTIONS", "/generate"),
+    ],
+)
+async def test_without_a_key_every_other_route_is_closed(
+    demo_model: Path, method: str, path: str
+) -> None:
+    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+        response = await http.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/docs", "/openapi.json"])
+async def test_what_the_contract_leaves_open_is_open(demo_model: Path, path: str) -> None:
+    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+        assert (await http.get(path)).status_code == 200
+
+
+async def test_a_key_opens_the_routes(demo_model: Path) -> None:
+    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+        for path in ("/generate", "/generate_batch"):
+            body = {"prompts": [{}]} if path == "/generate_batch" else {}
+            assert (await http.post(path, json=body, headers=bearer(BOB))).status_code == 200
+        assert (await http.get("/metrics", headers=bearer(ANN))).status_code == 200
+        assert (await http.get("/nothing-here", headers=bearer(ANN))).status_code == 404
+
+
+async def test_the_document_says_which_routes_want_a_key(demo_model: Path) -> None:
+    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+        document = (await http.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["paths"]["/generate"]["post"]["security"] == [{"key": []}]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+async def test_the_log_has_the_name_and_never_the_key(
+    demo_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+        caplog.set_level("DEBUG")
+        await http.post("/generate", json={}, headers=bearer(BOB))
+        await http.post("/generate", json={}, headers=bearer("a-wrong-key"))
+    assert "key=bob" in caplog.text
+    assert BOB not in caplog.text and "a-wrong-key" not in caplog.text
+
+
+async def test_the_same_idempotency_key_of_two_clients_is_two_requests(demo_model: Path) -> None:
+    engine = FakeEngine(continuous=True)
+    async with client(demo_model, engine, api_keys=PAIRS) as http:
+        first = await ask(http, ANN, "one")
+        other = await ask(http, BOB, "one")
+        again = await ask(http, ANN, "one")
+    assert "idempotency-replayed" not in first.headers
+    assert "idempotency-replayed" not in other.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len(engine.calls) == 2
+
+
+async def ask(http: httpx.AsyncClient, key: str, idempotency_key: str) -> httpx.Response:
+    headers = bearer(key) | {"Idempotency-Key": idempotency_key}
+    return await http.post("/generate", json={"max_new_tokens": 1}, headers=headers)
+
+
+async def test_a_page_of_another_origin_may_call_only_where_it_is_allowed(demo_model: Path) -> None:
+    preflight = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
+    engine = FakeEngine(continuous=True)
+    async with client(demo_model, engine, api_keys=PAIRS) as http:
+        response = await http.options("/generate", headers=preflight)
+        assert "access-control-allow-origin" not in response.headers
+    allowed = {"allowed_origins": "https://app.example.com"}
+    async with client(demo_model, engine, api_keys=PAIRS, **allowed) as http:
+        response = await http.options("/generate", headers=preflight)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://app.example.com"
+        other = await http.options("/generate", headers=preflight | {"Origin": "https://evil.test"})
+        assert "access-control-allow-origin" not in other.headers
