@@ -133,7 +133,7 @@ def create_app(
     app.state.metrics = metrics
     app.add_middleware(
         KeyCheck,
-        keys=Keys(settings.api_keys, share_caches=settings.share_caches),
+        keys=Keys(settings.api_keys, cache_scope=settings.cache_scope),
         refuse=lambda error: _refusal(metrics, error),
     )
     if settings.allowed_origins:

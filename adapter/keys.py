@@ -1,7 +1,7 @@
-"""API keys: who sends a request.
+"""API keys: who sends a request, and whose songs it may find in the caches.
 
-Keys are held as SHA-256 digests. Each name has a secret of this process, which keeps its songs and
-prefixes apart from other names' in the caches.
+Keys are held as SHA-256 digests. Each name has a secret of this process, which names its songs and
+salts its prefixes.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -17,6 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapter.errors import UnauthorizedError
 from adapter.logs import current_request
+
+CacheScope = Literal["key", "all", "request"]
 
 OPEN_PATHS = frozenset({"/", "/live", "/health", "/docs", "/openapi.json"})
 OPEN_FOLDER = "/static/"
@@ -26,9 +29,9 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE | re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sends a request: the name of its key, and the secret of its caches.
+    """Who sends a request: the name of its key, None where there are no keys.
 
-    Without keys both are None, as is the secret where all keys share the caches.
+    What `cache_key` names in the caches is found by nobody with another one; None is everybody's.
     """
 
     name: str | None = None
@@ -43,28 +46,37 @@ class Client:
 
 
 class Keys:
-    """The configured keys; without any, everybody is welcome and nobody has a name."""
+    """The configured keys, by their digests; without any, everybody is welcome and has no name."""
 
-    def __init__(self, names_by_digest: Mapping[bytes, str], *, share_caches: bool) -> None:
-        names = set(names_by_digest.values())
-        clients = {
-            name: Client(name, None if share_caches else secrets.token_bytes(32)) for name in names
-        }
-        self._clients = [(digest, clients[name]) for digest, name in names_by_digest.items()]
+    def __init__(self, names: Mapping[bytes, str], *, cache_scope: CacheScope = "key") -> None:
+        self._names = names
+        self._cache_scope = cache_scope
+        self._cache_keys = {name: _new_cache_key() for name in names.values()}
 
     def client(self, authorization: Sequence[str]) -> Client:
         """Who sent these values of the header `Authorization`. Raises UnauthorizedError."""
-        if not self._clients:
-            return Client()
+        name = self._name(authorization) if self._names else None
+        return Client(name, self._cache_key(name))
+
+    def _name(self, authorization: Sequence[str]) -> str:
         match = _BEARER.fullmatch(authorization[0]) if len(authorization) == 1 else None
         if match is None:
             raise UnauthorizedError("send your API key in one header: Authorization: Bearer KEY")
         sent = key_digest(match[1])
         # Every key is compared, each in constant time.
-        found = [client for digest, client in self._clients if hmac.compare_digest(digest, sent)]
+        found = [name for digest, name in self._names.items() if hmac.compare_digest(digest, sent)]
         if not found:
             raise UnauthorizedError("this API key is not known here; check it, or ask for one")
         return found[0]
+
+    def _cache_key(self, name: str | None) -> bytes | None:
+        if self._cache_scope == "request":
+            return _new_cache_key()
+        return None if self._cache_scope == "all" else self._cache_keys.get(name or "")
+
+
+def _new_cache_key() -> bytes:
+    return secrets.token_bytes(32)
 
 
 def key_digest(key: str) -> bytes:

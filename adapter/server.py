@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from adapter.api import create_app
+from adapter.connections import Connection, allow_many_connections
 from adapter.errors import SettingsError
 from adapter.gate import Gate
 from adapter.processes import kill_descendants
@@ -40,10 +41,13 @@ def serve(
     Returns the exit code: 0 after a drain, 1 where the engine failed, 128 and the signal's number
     where a second one cut requests off.
     """
+    allow_many_connections()
     listening = _bind(host, port)  # a taken port must not cost the start of an engine
     app = create_app(settings, start=start)
     # Our own line says more than uvicorn's, which shows query strings.
-    config = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, access_log=False, http=Connection
+    )
     server = Server(config, app.state.gate, app.state.supervisor, settings.drain_seconds)
     logger.info("listening on http://%s:%d", *listening.getsockname()[:2])
     server.run(sockets=[listening])

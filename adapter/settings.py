@@ -277,11 +277,11 @@ class Settings:
     api_keys: Mapping[bytes, str] = _setting(
         {}, _API_KEYS, "name:key pairs (ann:KEY,bob:KEY) of who may ask", shown="everybody may ask"
     )
-    share_caches: bool = _setting(
-        False,
-        _BOOLEAN,
-        "Lets a key's requests be faster, and so tell, for songs that another key has sent",
-        shown="false",
+    cache_scope: Literal["key", "all", "request"] = _setting(
+        "key",
+        _choice("key", "all", "request"),
+        "Who finds a song in the caches: the key that sent it, all keys (which then can tell by the "
+        "time whether another has sent it), or only the prompts of one request",
     )
     key_max_prompts: int | None = _setting(
         None,

@@ -1,7 +1,7 @@
 """`python -m tests.fake_server --port N`: the real server on an engine that starts at once.
 
 The engine has a process of its own, as vLLM's has, which would end at SIGINT. Its start takes
-FAKE_START_SECONDS.
+FAKE_START_SECONDS, and a request's head may take FAKE_HEAD_SECONDS.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 import time
 from multiprocessing.process import BaseProcess
 
-from adapter import logs
+from adapter import connections, logs
 from adapter.checkpoint import load_checkpoint
 from adapter.server import serve
 from adapter.service import Started
@@ -49,6 +49,7 @@ def start(settings: Settings) -> Started:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
+    connections.HEAD_SECONDS = float(os.environ.get("FAKE_HEAD_SECONDS", "20"))
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     sys.exit(serve(settings, host="127.0.0.1", port=parser.parse_args().port, start=start))

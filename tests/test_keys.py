@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from adapter.errors import UnauthorizedError
-from adapter.keys import Client, Keys, key_digest
+from adapter.keys import CacheScope, Client, Keys, key_digest
 from tests.fakes import FakeEngine
 from tests.test_api import client
 
@@ -14,8 +14,8 @@ ANN, BOB = "ann-secret-1", "bob:secret/2"
 PAIRS = f"ann:{ANN},bob:{BOB}"
 
 
-def keys(*, share_caches: bool = False) -> Keys:
-    return Keys({key_digest(ANN): "ann", key_digest(BOB): "bob"}, share_caches=share_caches)
+def keys(cache_scope: CacheScope = "key") -> Keys:
+    return Keys({key_digest(ANN): "ann", key_digest(BOB): "bob"}, cache_scope=cache_scope)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -28,8 +28,8 @@ def test_a_key_names_its_client() -> None:
 
 
 def test_a_name_may_have_two_keys_while_one_replaces_the_other() -> None:
-    both = Keys({key_digest("old"): "ann", key_digest("new"): "ann"}, share_caches=False)
-    assert both.client(["Bearer old"]) is both.client(["Bearer new"])
+    both = Keys({key_digest("old"): "ann", key_digest("new"): "ann"})
+    assert both.client(["Bearer old"]) == both.client(["Bearer new"])
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,28 @@ def test_whatever_is_no_key_is_refused_without_being_repeated(sent: list[str]) -
 
 
 def test_without_keys_everybody_is_one_client_without_a_name() -> None:
-    assert Keys({}, share_caches=False).client([]) == Client(None, None)
+    assert Keys({}).client([]) == Client(None, None)
 
 
 def test_the_caches_of_two_keys_have_nothing_in_common() -> None:
-    ann, bob = (keys().client([f"Bearer {key}"]) for key in (ANN, BOB))
+    both = keys()
+    ann, bob = (both.client([f"Bearer {key}"]) for key in (ANN, BOB))
+    assert ann == both.client([f"Bearer {ANN}"])
     assert ann.cache_key != bob.cache_key
     assert ann.cache_salt != bob.cache_salt
     assert ann.cache_key is not None and ann.cache_key.hex() != ann.cache_salt
 
 
-def test_caches_can_be_shared_on_purpose() -> None:
-    ann = keys(share_caches=True).client([f"Bearer {ANN}"])
+def test_the_caches_can_be_shared_by_all_keys() -> None:
+    ann = keys("all").client([f"Bearer {ANN}"])
     assert (ann.name, ann.cache_key, ann.cache_salt) == ("ann", None, None)
+
+
+@pytest.mark.parametrize("clients", [keys("request"), Keys({}, cache_scope="request")])
+def test_a_song_can_be_forgotten_with_its_request(clients: Keys) -> None:
+    first, second = (clients.client([f"Bearer {ANN}"]) for _ in range(2))
+    assert first.name == second.name
+    assert first.cache_key != second.cache_key
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Connections that ask nothing: they end, and in thousands they keep nobody from an answer."""
+
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server import Server
+from tests.test_server_signals import fake_server
+
+HEAD_SECONDS = 3.0
+BODY_HEAD = (
+    b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 1000\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("connections") / "log"
+    settings = {"FAKE_HEAD_SECONDS": str(HEAD_SECONDS), "ADAPTER_BODY_TIMEOUT_SECONDS": "3"}
+    with fake_server(demo_model, log, **settings) as running:
+        yield running
+
+
+def connect(server: Server) -> socket.socket:
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    return socket.create_connection((url.host, url.port), timeout=60)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    received = b""
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a Host
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+def test_what_is_no_http_gets_the_one_form_of_error(server: Server, text: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(text)
+        if not text.endswith(b"\n"):
+            connection.shutdown(socket.SHUT_WR)
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_a_head_without_an_end_is_cut_off(server: Server) -> None:
+    with connect(server) as connection, pytest.raises(OSError):
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nA: ")
+        for _ in range(100):  # MiB
+            connection.sendall(b"a" * 2**20)
+
+
+def test_a_connection_that_asks_nothing_ends_and_one_between_requests_too(server: Server) -> None:
+    started = time.monotonic()
+    with ExitStack() as stack:
+        silent, half, second = (stack.enter_context(connect(server)) for _ in range(3))
+        half.sendall(b"GET /live HTTP/1.1\r\nHost: te")
+        second.sendall(b"GET /live HTTP/1.1\r\nHost: test\r\n\r\nGET /live HT")
+        assert everything(silent) == b""
+        assert everything(half) == b""
+        assert everything(second).count(b"HTTP/1.1 200 OK") == 1
+    assert HEAD_SECONDS - 1 < time.monotonic() - started < HEAD_SECONDS + 5
+
+
+def test_a_letter_now_and_then_is_no_request_either(server: Server) -> None:
+    ended = threading.Event()
+    with connect(server) as connection:
+
+        def drip() -> None:
+            for letter in "GET /live HTTP/1.1\r\nX: " + "a" * 1000:
+                if ended.wait(0.5):
+                    return
+                try:
+                    connection.sendall(letter.encode())
+                except OSError:
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        started = time.monotonic()
+        assert everything(connection) == b""
+        assert time.monotonic() - started < HEAD_SECONDS + 5
+        ended.set()
+        dripping.join()
+
+
+def test_a_body_that_stops_is_answered_with_408_and_the_connection_closed(server: Server) -> None:
+    with connect(server) as connection:
+        connection.sendall(BODY_HEAD + b'{"prompt": "')
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+def test_beside_thousands_of_connections_health_and_prompts_are_answered(server: Server) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(3000)]
+        for connection in idle[:1000]:
+            connection.sendall(b"GET /live HT")
+        for connection in idle[1000:1500]:
+            connection.sendall(BODY_HEAD)
+        seconds = []
+        for _ in range(20):
+            started = time.monotonic()
+            assert server.get("/health").status_code == 200
+            seconds.append(time.monotonic() - started)
+        assert server.post("/generate", {"max_new_tokens": 1}).status_code == 200
+    print(f"\n/health beside 3000 connections: at most {max(seconds):.3f} s")
+    assert sorted(seconds)[10] < 0.2
