@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     serve.add_argument("--port", default=8000, type=int, help="port to listen on (%(default)s)")
+    serve.add_argument(
+        "--root-path", default="", metavar="/PREFIX", help="what a proxy in front strips from paths"
+    )
     serve.set_defaults(run=_serve)
 
     demo = commands.add_parser(
@@ -89,7 +92,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
-    return serve(settings, host=args.host, port=args.port)
+    return serve(settings, host=args.host, port=args.port, root_path=args.root_path)
 
 
 def _demo_model(args: argparse.Namespace) -> int:

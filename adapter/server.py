@@ -34,6 +34,7 @@ def serve(
     *,
     host: str,
     port: int,
+    root_path: str = "",
     start: Callable[[Settings], Started] = start_serving,
 ) -> int:
     """Serve until a signal.
@@ -44,9 +45,15 @@ def serve(
     allow_many_connections()
     listening = _bind(host, port)  # a taken port must not cost the start of an engine
     app = create_app(settings, start=start)
-    # Our own line says more than uvicorn's, which shows query strings.
     config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, http=Connection
+        app,
+        host=host,
+        port=port,
+        root_path=root_path,
+        log_config=None,
+        # Our own line says more than uvicorn's, which shows query strings.
+        access_log=False,
+        http=Connection,
     )
     server = Server(config, app.state.gate, app.state.supervisor, settings.drain_seconds)
     logger.info("listening on http://%s:%d", *listening.getsockname()[:2])

@@ -280,8 +280,8 @@ class Settings:
     cache_scope: Literal["key", "all", "request"] = _setting(
         "key",
         _choice("key", "all", "request"),
-        "Who finds a song in the caches: the key that sent it, all keys (which then can tell by the "
-        "time whether another has sent it), or only the prompts of one request",
+        "Who finds a song in the caches: its key's requests, all (which then can tell by the time "
+        "whether another key has sent it), or only the prompts of its own request",
     )
     key_max_prompts: int | None = _setting(
         None,

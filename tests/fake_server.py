@@ -49,7 +49,11 @@ def start(settings: Settings) -> Started:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
+    parser.add_argument("--root-path", default="")
+    args = parser.parse_args()
     connections.HEAD_SECONDS = float(os.environ.get("FAKE_HEAD_SECONDS", "20"))
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
-    sys.exit(serve(settings, host="127.0.0.1", port=parser.parse_args().port, start=start))
+    sys.exit(
+        serve(settings, host="127.0.0.1", port=args.port, root_path=args.root_path, start=start)
+    )

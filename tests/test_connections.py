@@ -133,3 +133,14 @@ def test_beside_thousands_of_connections_health_and_prompts_are_answered(server:
         assert server.post("/generate", {"max_new_tokens": 1}).status_code == 200
     print(f"\n/health beside 3000 connections: at most {max(seconds):.3f} s")
     assert sorted(seconds)[10] < 0.2
+
+
+def test_behind_a_proxy_that_strips_a_prefix_the_page_finds_its_document(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    command = ("--root-path", "/music")
+    with fake_server(demo_model, tmp_path / "log", *command, ADAPTER_API_KEYS="a:b") as running:
+        assert "/music/openapi.json" in running.get("/docs").text
+        assert running.get("/openapi.json").json()["servers"] == [{"url": "/music"}]
+        assert running.get("/health").status_code == 200
+        assert running.post("/generate", {}).status_code == 401

@@ -47,10 +47,12 @@ class Asking(threading.Thread):
 
 
 @contextmanager
-def fake_server(model: Path, log: Path, *, wait: bool = True, **settings: str) -> Iterator[Server]:
+def fake_server(
+    model: Path, log: Path, *arguments: str, wait: bool = True, **settings: str
+) -> Iterator[Server]:
     """A server on the fake engine, in a process group of its own, as a terminal would give it."""
     port = str(free_port())
-    command = [sys.executable, "-m", "tests.fake_server", "--port", port]
+    command = [sys.executable, "-m", "tests.fake_server", "--port", port, *arguments]
     environment = {
         "ADAPTER_MODEL": str(model),
         "ADAPTER_USAGE_DB": "",
