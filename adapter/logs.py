@@ -184,7 +184,8 @@ def _request_id(scope: Scope) -> str:
 
 
 def _pairs(fields: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+    known = {name: value for name, value in fields.items() if value is not None}
+    return " ".join(f"{name}={_plain(value)}" for name, value in known.items())
 
 
 def _plain(value: object) -> str:
