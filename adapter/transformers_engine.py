@@ -1,6 +1,7 @@
 """The engine without vLLM: transformers' own `generate()`, the rows of a call padded on the left.
 
-A song is turned into features once, and encoded once in each call, however many rows ask about it.
+A song is turned into features once. Where the rows of a call hear one song, everything up to its
+end is computed for one row and repeated for the others, and kept for the next call.
 All torch work of a call happens on one thread, so the event loop stays free and calls queue.
 """
 
@@ -11,13 +12,13 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from adapter.errors import (
@@ -34,6 +35,7 @@ from adapter.sampling import (
     build_logits_processors,
     cut_answer,
 )
+from adapter.song_prefix import SongPrefix, rows_cache, use_song_prefixes
 from adapter.torch_errors import as_adapter_error, free_memory, is_context_lost
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class TransformersEngine:
             "input_ids" in inspect.signature(model.get_audio_features).parameters
         )
         self._features = FeatureCache(feature_extractor, MAX_CACHED_CLIPS)
+        self._prefix: SongPrefix | None = None  # of the song that was heard last
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generate")
         self._closing = threading.Event()
         self._progress_at = 0.0
@@ -101,6 +104,7 @@ class TransformersEngine:
         )
         _check_complete(checkpoint.path, loading)
         slice_windows(model.model.audio_tower)
+        use_song_prefixes(model.model.language_model)
         # What `generate()` falls back on; a sampling value nobody asked for must not stand there.
         model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         # Its reminder takes the length of the time axis (1200 s) for the context of the model.
@@ -163,7 +167,7 @@ class TransformersEngine:
         self._closing.set()
         self._features.shutdown()
         await asyncio.to_thread(self._worker.shutdown)
-        self._model = None
+        self._model = self._prefix = None
         free_memory()
 
     def _check_alive(self) -> None:
@@ -177,40 +181,101 @@ class TransformersEngine:
     ) -> list[EngineOutput]:
         """The whole of a call, on the worker's thread; whatever goes wrong is an EngineError."""
         try:
+            return self._try(prepared, is_cancelled, share=hear_one_song(prepared))
+        except EngineOutOfMemoryError:
+            had_prefix, self._prefix = self._prefix is not None, None
+            free_memory()
+            if not had_prefix or len(prepared) > 1:  # several rows are tried again as fewer
+                raise
+        return self._try(prepared, is_cancelled, share=False)
+
+    def _try(
+        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool], *, share: bool
+    ) -> list[EngineOutput]:
+        try:
             with torch.inference_mode():
-                sequences = self._decode(prepared, is_cancelled)
-            return [self._output(row, ids) for row, ids in zip(prepared, sequences, strict=True)]
+                cached = self._num_cached(prepared) if share else [0] * len(prepared)
+                sequences = self._decode(prepared, is_cancelled, share=share)
+            return [
+                self._output(row, ids, cached_tokens)
+                for row, ids, cached_tokens in zip(prepared, sequences, cached, strict=True)
+            ]
         except Exception as error:
             self._dead = self._dead or is_context_lost(error)
             failure = as_adapter_error(error, f"generate() on {len(prepared)} prompts")
-        if isinstance(failure, EngineOutOfMemoryError):
-            free_memory()
         raise failure
 
     def _decode(
-        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
+        self,
+        prepared: Sequence[PreparedRequest],
+        is_cancelled: Callable[[], bool],
+        *,
+        share: bool,
     ) -> list[list[int]]:
-        """The token ids of each row after its prompt, padding behind a row's end included."""
+        """The token ids of each row after its prompt, padding behind a row's end included.
+
+        `share`: the rows hear one song, and are computed from its end on.
+        """
         _check_not_cancelled(is_cancelled)
         device = self._model.device
         samplings = [row.sampling for row in prepared]
-        input_ids, attention_mask = pad_left([row.prompt_token_ids for row in prepared], device)
+        prefix = self._song_prefix(prepared[0], is_cancelled) if share else None
+        num_shared = len(prefix.token_ids) if prefix else 0
+        input_ids, attention_mask = pad(
+            [row.prompt_token_ids for row in prepared], device, num_shared=num_shared
+        )
         prompt_length = input_ids.shape[1]
         caps = [sampling.max_new_tokens for sampling in samplings]
         end_rows = EndRows(caps, prompt_length, device, is_cancelled)
-        sequences = self._model.generate(
-            input_ids=input_ids,
-            inputs_embeds=self._embed(prepared, input_ids, is_cancelled),
-            attention_mask=attention_mask,
-            generation_config=build_generation_config(
-                samplings, self._checkpoint.eos_token_ids, self._checkpoint.pad_token_id
-            ),
-            logits_processor=build_logits_processors(samplings, device),
-            stopping_criteria=StoppingCriteriaList([end_rows]),
-        )
+        with self._sharing(prefix):
+            sequences = self._model.generate(
+                input_ids=input_ids,
+                inputs_embeds=None if prefix else self._embed(prepared, input_ids, is_cancelled),
+                past_key_values=self._new_cache(num_shared),
+                attention_mask=attention_mask,
+                generation_config=build_generation_config(
+                    samplings, self._checkpoint.eos_token_ids, self._checkpoint.pad_token_id
+                ),
+                logits_processor=build_logits_processors(samplings, device),
+                stopping_criteria=StoppingCriteriaList([end_rows]),
+            )
         _check_not_cancelled(is_cancelled)
         token_ids: list[list[int]] = sequences[:, prompt_length:].tolist()
         return token_ids
+
+    def _num_cached(self, prepared: Sequence[PreparedRequest]) -> list[int]:
+        """The tokens of each row that are not computed for it: the first row pays for the rest."""
+        token_ids = self._up_to_song_end(prepared[0])
+        known = is_prefix_of(self._prefix, prepared[0], token_ids)
+        return [len(token_ids) if known or index else 0 for index in range(len(prepared))]
+
+    def _song_prefix(self, row: PreparedRequest, is_cancelled: Callable[[], bool]) -> SongPrefix:
+        """The keys and values up to the end of the row's song, computed where it is a new one."""
+        assert row.request.clip is not None
+        token_ids = self._up_to_song_end(row)
+        if self._prefix is not None and is_prefix_of(self._prefix, row, token_ids):
+            return self._prefix
+        self._prefix = None  # before another one takes memory
+        input_ids = torch.tensor([token_ids], device=self._model.device)
+        cache = self._new_cache()
+        self._model.model.language_model(
+            inputs_embeds=self._embed([row], input_ids, is_cancelled),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        self._prefix = SongPrefix.of(row.request.clip.uuid, token_ids, cache)
+        return self._prefix
+
+    def _up_to_song_end(self, row: PreparedRequest) -> tuple[int, ...]:
+        backwards = row.prompt_token_ids[::-1].index(self._checkpoint.audio_token_id)
+        return row.prompt_token_ids[: len(row.prompt_token_ids) - backwards]
+
+    def _new_cache(self, prefix_length: int = 0) -> Cache:
+        num_layers = self._model.config.get_text_config().num_hidden_layers
+        return rows_cache(num_layers, prefix_length)
+
+    def _sharing(self, prefix: SongPrefix | None) -> AbstractContextManager[None]:
+        return prefix.shared_by(self._model.model.language_model) if prefix else nullcontext()
 
     def _embed(
         self,
@@ -255,7 +320,9 @@ class TransformersEngine:
         ).pooler_output
         return embeddings
 
-    def _output(self, row: PreparedRequest, token_ids: Sequence[int]) -> EngineOutput:
+    def _output(
+        self, row: PreparedRequest, token_ids: Sequence[int], cached_tokens: int
+    ) -> EngineOutput:
         answer, finish_reason = cut_answer(
             token_ids, row.sampling.max_new_tokens, self._checkpoint.eos_token_ids
         )
@@ -264,7 +331,7 @@ class TransformersEngine:
             token_ids=answer,
             finish_reason=finish_reason,
             prompt_tokens=len(row.prompt_token_ids),
-            cached_tokens=0,
+            cached_tokens=cached_tokens,
         )
 
 
@@ -291,17 +358,34 @@ def slice_windows(audio_tower: Any) -> None:
     audio_tower.forward = forward
 
 
-def pad_left(
-    rows: Sequence[Sequence[int]], device: torch.device | str
+def hear_one_song(prepared: Sequence[PreparedRequest]) -> bool:
+    clips = [row.request.clip for row in prepared]
+    return None not in clips and len({clip.uuid for clip in clips if clip}) == 1
+
+
+def is_prefix_of(
+    prefix: SongPrefix | None, row: PreparedRequest, token_ids: tuple[int, ...]
+) -> bool:
+    if prefix is None or row.request.clip is None:
+        return False
+    return prefix.uuid == row.request.clip.uuid and prefix.token_ids == token_ids
+
+
+def pad(
+    rows: Sequence[Sequence[int]], device: torch.device | str, *, num_shared: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask of shape (rows, longest row).
+    """Token ids and attention mask of shape (rows, longest row), padded on the left or, where the
+    first `num_shared` tokens of all rows are computed already, behind those.
 
     A row is padded with its own first token rather than the padding token: `generate()` counts
     whatever stands in the ids for the repetition penalty, and so nothing but the prompt counts.
     """
     length = max(len(row) for row in rows)
-    ids = [[row[0]] * (length - len(row)) + list(row) for row in rows]
-    mask = [[0] * (length - len(row)) + [1] * len(row) for row in rows]
+    ids, mask = [], []
+    for row in rows:
+        gap = length - len(row)
+        ids.append([*row[:num_shared], *[row[0]] * gap, *row[num_shared:]])
+        mask.append([1] * num_shared + [0] * gap + [1] * (len(row) - num_shared))
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 

@@ -1,6 +1,7 @@
 """The transformers engine gives the answers of Hugging Face alone, whatever shares its calls."""
 
 import asyncio
+import functools
 import json
 import logging
 import shutil
@@ -27,6 +28,7 @@ from adapter.errors import (
 )
 from adapter.prompting import Prompter
 from adapter.request import SAMPLING_RATE, Clip, EngineOutput, EngineRequest, Sampling
+from adapter.song_prefix import SongPrefix
 from adapter.transformers_engine import TransformersEngine, _check_device
 from tests.draws import NUM_DRAWS, distribution, p_value
 from tests.reference import Reference, ReferenceAnswer
@@ -92,6 +94,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list
     calls: list[Any] = []
     original = getattr(module, name)
 
+    @functools.wraps(original)  # `generate()` reads the signature
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(kwargs)
         return original(*args, **kwargs)
@@ -183,6 +186,56 @@ class TestAnswers:
         for output, (prompt, samples) in zip(outputs, rows, strict=True):
             assert_same(output, bench.reference.answer(samples, prompt, 24))
 
+    async def test_rows_about_one_song_compute_it_once_and_the_next_call_not_at_all(
+        self, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench = Bench(demo_model)
+        passes = count_calls(monkeypatch, bench.engine._model.model.language_model, "forward")
+        requests = [bench.request(p, SONGS[4], max_new_tokens=24) for p in PROMPTS]
+        first = await bench.answer(*requests)
+        again = await bench.answer(*requests)
+        alone = await bench.answer(requests[2])
+        num_song = len(passes[0]["inputs_embeds"][0])
+        lengths = [step["inputs_embeds"].shape[1] for step in passes]
+        assert num_song > 2000 and max(lengths[1:]) < 100
+        assert [output.cached_tokens for output in first] == [0] + [num_song] * 4
+        assert {output.cached_tokens for output in (*again, *alone)} == {num_song}
+        for outputs in (first, again):
+            for output, prompt in zip(outputs, PROMPTS, strict=True):
+                assert_same(output, bench.reference.answer(SONGS[4], prompt, 24))
+        assert alone[0].token_ids == again[2].token_ids
+        await bench.engine.shutdown()
+
+    async def test_the_rows_hold_what_comes_behind_the_song_alone(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their cache does not grow with the song: this is what lets more rows into the memory."""
+        calls = count_calls(monkeypatch, bench.engine._model, "forward")
+        await bench.answer(*(bench.request(p, SONGS[4], max_new_tokens=24) for p in PROMPTS))
+        cache = calls[-1]["past_key_values"]
+        assert cache.get_seq_length() > 2000
+        assert {layer.keys.shape[0] for layer in cache.layers} == {len(PROMPTS)}
+        assert max(layer.keys.shape[2] for layer in cache.layers) < 200
+
+    async def test_a_prompt_that_does_not_fit_beside_a_kept_song_is_tried_without_it(
+        self, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench = Bench(demo_model)
+        request = bench.request(PROMPTS[0], SONGS[1], max_new_tokens=8)
+        (expected,) = await bench.answer(request)
+        original = SongPrefix.shared_by
+
+        def full(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("planted")
+
+        monkeypatch.setattr(SongPrefix, "shared_by", full)
+        (output,) = await bench.answer(request)
+        assert output.token_ids == expected.token_ids
+        assert output.cached_tokens == 0
+        assert bench.engine._prefix is None
+        monkeypatch.setattr(SongPrefix, "shared_by", original)
+        await bench.engine.shutdown()
+
     async def test_prompts_without_audio_share_a_call(self, bench: Bench) -> None:
         outputs = await bench.answer(*(bench.request(p, max_new_tokens=24) for p in PROMPTS))
         for output, prompt in zip(outputs, PROMPTS, strict=True):
@@ -269,8 +322,8 @@ class TestDtypes:
         bench = Bench(directory)
         steps = count_calls(monkeypatch, bench.engine._model.model.language_model, "forward")
         (output,) = await bench.answer(bench.request(PROMPTS[0], SONGS[0], max_new_tokens=4))
-        assert len(output.token_ids) == len(steps) == 4
-        assert all(step["inputs_embeds"].shape[1] == 1 for step in steps[1:])
+        assert len(output.token_ids) == len(steps) - 1 == 4  # one is the song's
+        assert all(step["inputs_embeds"].shape[1] == 1 for step in steps[2:])
         await bench.engine.shutdown()
 
 
@@ -352,7 +405,8 @@ class TestSampling:
         (again,) = await bench.answer(seeded)
         first, _ = await bench.answer(seeded, other)
         _, second = await bench.answer(other, seeded)
-        assert alone == again == first == second
+        answers = {output.token_ids for output in (alone, again, first, second)}
+        assert len(answers) == 1
 
     async def test_answers_without_a_seed_differ(self, bench: Bench) -> None:
         request = bench.request(PROMPTS[0], do_sample=True, temperature=2.0, max_new_tokens=16)
