@@ -1,6 +1,6 @@
 """Compares both engines with Hugging Face on random cases, and reports: `make parity`.
 
-    python -m tests.parity [--cases 500] [--seed 0] [--only CHECKPOINT]
+    python -m tests.parity [--cases 500] [--seed 0] [--only CHECKPOINT] [--engine ENGINE]
 
 Exits with 1 where any answer differs, or where more than 1 % of the answers stay undecided.
 """
@@ -192,10 +192,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=500, help="how many, over all engines")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other cases")
     parser.add_argument("--only", choices=RECIPES, help="leave the other checkpoints' cases out")
+    parser.add_argument("--engine", choices=("vllm", "transformers"), help="leave the other out")
     args = parser.parse_args(argv)
     quieten()
     started = time.monotonic()
-    parts = [pair for pair in split(args.cases) if args.only in (None, pair[0].checkpoint)]
+    parts = [
+        (stage, number)
+        for stage, number in split(args.cases)
+        if args.only in (None, stage.checkpoint) and stage.engine.startswith(args.engine or "")
+    ]
     results = asyncio.run(compare_all(parts, args.seed))
     print(report(results, args.seed, time.monotonic() - started))
     return 1 if failed(results) else 0

@@ -156,9 +156,13 @@ class ListeningTransformersEngine(TransformersEngine):
         super().__init__(checkpoint, ListeningModel(model), feature_extractor)
 
     def _decode(
-        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
+        self,
+        prepared: Sequence[PreparedRequest],
+        is_cancelled: Callable[[], bool],
+        *,
+        share: bool,
     ) -> list[list[int]]:
-        token_ids = super()._decode(prepared, is_cancelled)
+        token_ids = super()._decode(prepared, is_cancelled, share=share)
         for row, logprobs in zip(prepared, self._model.logprobs, strict=True):
             self.heard[row.request.request_id] = Heard(list(row.prompt_token_ids), logprobs)
         return token_ids
@@ -166,3 +170,4 @@ class ListeningTransformersEngine(TransformersEngine):
     async def forget(self) -> None:
         self.heard.clear()
         self._features._tasks.clear()
+        self._prefix = None
