@@ -21,6 +21,7 @@ from adapter.decoder import DecoderPool, EncodedSong, Song
 from adapter.errors import AdapterError, TooLargeError, UnprocessableError
 from adapter.fetch import fetch
 from adapter.request import SAMPLING_RATE, Clip
+from adapter.song_cache import SongCache
 
 __all__ = [
     "AudioBase64",
@@ -88,12 +89,21 @@ class Songs:
     """The songs of one request: each is received and decoded once, however many prompts ask.
 
     Sources are the same where they are the same URL, the same object, or turn out to hold the same
-    bytes. Used as an async context manager, whose end stops what is still being loaded.
+    bytes. A song whose bytes `cache` knows of `owner` is not decoded. Used as an async context
+    manager, whose end stops what is still being loaded.
     """
 
-    def __init__(self, pool: DecoderPool, limits: AudioLimits) -> None:
+    def __init__(
+        self,
+        pool: DecoderPool,
+        limits: AudioLimits,
+        cache: SongCache | None = None,
+        owner: bytes | None = None,
+    ) -> None:
         self._pool = pool
         self._limits = limits
+        self._cache = cache
+        self._owner = owner
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
 
     async def __aenter__(self) -> Self:
@@ -132,8 +142,16 @@ class Songs:
     async def _load(self, source: Source) -> Song:
         async with self._receive(source) as encoded:
             if encoded.digest not in self._loads:
-                self._once(encoded.digest, self._pool.decode(encoded.file))
+                self._once(encoded.digest, self._decode(encoded))
             return await asyncio.shield(self._loads[encoded.digest])
+
+    async def _decode(self, encoded: EncodedSong) -> Song:
+        if self._cache is None:
+            return await self._pool.decode(encoded.file)
+        key = (self._owner, encoded.digest)
+        song = self._cache.get(key) or await self._pool.decode(encoded.file)
+        self._cache.put(key, song)
+        return song
 
     @contextlib.asynccontextmanager
     async def _receive(self, source: Source) -> AsyncIterator[EncodedSong]:

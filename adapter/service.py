@@ -36,6 +36,7 @@ from adapter.quotas import Quotas
 from adapter.reasoning import split_reasoning
 from adapter.request import Clip, EngineRequest
 from adapter.settings import Settings
+from adapter.song_cache import SongCache
 from adapter.usage import UsageLog, UsageRecord
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,8 @@ class Service:
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
+        forgets = settings.song_cache_bytes == 0 or settings.cache_scope == "request"
+        self._song_cache = None if forgets else SongCache(settings.song_cache_bytes)
         self._audio_limits = AudioLimits(
             max_bytes=settings.max_audio_bytes,
             allowed_hosts=settings.allowed_audio_hosts,
@@ -121,7 +124,7 @@ class Service:
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
         with self.quotas.admit(client.name, 1), self.door.admit(1):
-            async with self._songs() as songs:
+            async with self._songs(client) as songs:
                 (ticket,) = await self._decode(songs, [asked], None, started_at, client)
         if ticket.error is not None:
             error, ticket.error = ticket.error, None  # no cycle through this frame
@@ -143,7 +146,7 @@ class Service:
             for index, prompt in enumerate(batch.prompts)
         ]
         with self.quotas.admit(client.name, len(asked)), self.door.admit(len(asked)):
-            async with self._songs() as songs:
+            async with self._songs(client) as songs:
                 await self._load_shared(songs, asked, shared)
                 tickets = await self._decode(songs, asked, batch.group_size, started_at, client)
         _raise_if_nothing_finished(tickets)
@@ -155,8 +158,8 @@ class Service:
             started_at,
         )
 
-    def _songs(self) -> Songs:
-        return Songs(self._decoders, self._audio_limits)
+    def _songs(self, client: Client) -> Songs:
+        return Songs(self._decoders, self._audio_limits, self._song_cache, client.cache_key)
 
     async def _load_shared(
         self, songs: Songs, asked: Sequence[_Asked], shared: Source | None

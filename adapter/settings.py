@@ -113,13 +113,13 @@ def _number(minimum: float, maximum: float) -> _Kind:
     return _Kind(parse, f"a number from {minimum:g} to {maximum:g}")
 
 
-def _size(maximum_bytes: int) -> _Kind:
+def _size(maximum_bytes: int, minimum_bytes: int = 1) -> _Kind:
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,15}) ?(|KiB|MiB|GiB)", text)
         if not match:
             raise ValueError
         size_bytes = int(match[1]) * _UNIT_BYTES[match[2]]
-        if not 1 <= size_bytes <= maximum_bytes:
+        if not minimum_bytes <= size_bytes <= maximum_bytes:
             raise ValueError
         return size_bytes
 
@@ -263,6 +263,12 @@ class Settings:
     )
     stall_seconds: float = _setting(
         120.0, _number(1, 86_400), "An engine that ends no step for so long is ended and restarted"
+    )
+    song_cache_bytes: int = _setting(
+        256 * MIB,
+        _size(64 * GIB, minimum_bytes=0),
+        "Decoded songs that are kept for ten minutes; 0 keeps none",
+        shown="256MiB",
     )
     decoder_workers: int = _setting(2, _integer(1, 256), "Songs that are decoded at once")
     allowed_audio_hosts: tuple[str, ...] = _setting(

@@ -34,6 +34,7 @@ from adapter.errors import (
     UnprocessableError,
 )
 from adapter.request import Clip
+from adapter.song_cache import SongCache
 from tests.songs import encode, melody, real_song
 from tests.test_fetch import serving
 
@@ -116,6 +117,18 @@ async def test_the_same_bytes_from_many_sources_are_decoded_once(pool: CountingP
         loaded = await asyncio.gather(*map(songs.load, sources))
     assert pool.num_songs == 1
     assert len({id(one.song) for one in loaded}) == 1
+
+
+async def test_the_next_request_about_the_same_bytes_decodes_nothing_unless_it_is_anothers(
+    pool: CountingPool,
+) -> None:
+    data = encode(melody(1), "flac")
+    cache = SongCache(2**20)
+    for owner in (b"ann", b"ann", b"bob", b"ann"):
+        async with Songs(pool, LIMITS, cache, owner) as songs:
+            loaded = await songs.load(as_base64(data))
+            assert len(loaded.song.samples) == 16_000
+    assert pool.num_songs == 2
 
 
 async def test_different_songs_are_loaded_side_by_side(pool: CountingPool) -> None:
