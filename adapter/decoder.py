@@ -14,6 +14,7 @@ import logging
 import math
 import mmap
 import os
+import signal
 import socket
 import sys
 import time
@@ -237,14 +238,14 @@ class DecoderPool:
                 answer = await receive(worker.control)
         except TimeoutError:
             logger.warning("A decoder was ended after %g seconds", self._timeout_seconds)
-            raise UnprocessableError(
-                f"Decoding the audio takes longer than {self._timeout_seconds:g} seconds; send a"
-                " shorter file, or one in a simpler format.",
-                code="audio_too_complex",
-            ) from None
+            raise takes_too_long() from None
         if answer:
             return cast(dict[str, Any], json.loads(answer))
         self._refuse_if_closed()
+        worker.kill()
+        if await worker.process.wait() == -signal.SIGXCPU:
+            logger.warning("A decoder used up its processor time on a file")
+            raise takes_too_long()
         logger.warning("A decoder crashed on a file")
         raise decoder_failed()
 
@@ -293,6 +294,14 @@ def map_samples(fd: int, num_samples: int) -> npt.NDArray[np.float32]:
 def raise_song_error(answer: dict[str, Any]) -> None:
     if "error" in answer:
         raise _SONG_ERRORS[answer["error"]](answer["message"], code=answer["code"])
+
+
+def takes_too_long() -> UnprocessableError:
+    return UnprocessableError(
+        "Decoding the audio takes longer than is allowed; send a shorter file, or one in a simpler"
+        " format and without tags.",
+        code="audio_too_complex",
+    )
 
 
 def decoder_failed() -> NotAudioError:
