@@ -1,0 +1,272 @@
+"""Hostile files cost their senders an error, and the server little time and memory.
+
+`pytest -s` prints what each one cost.
+"""
+
+import base64
+import gzip
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from adapter.decoder import DecoderPool
+from adapter.errors import NotAudioError, UnprocessableError
+from tests.bombs import ANSWERED, BOMBS, URL, opus_of_days
+from tests.memory import Watch, family, family_bytes, forget_peak, open_files, peak_bytes
+from tests.server import Server, running_server
+from tests.songs import encode, melody
+
+MIB = 2**20
+MAX_SECONDS = 100  # on a busy machine; the slowest takes 7 on an idle one
+MAX_WORKER_BYTES = 512 * MIB  # what it may allocate
+MAX_OWN_BYTES = 300 * MIB  # an hour's samples are 230 MB
+MAX_SERVER_BYTES = 1_500_000_000  # above idle, for the server and all its processes
+MAX_BASE64_BYTES = 1_000_000  # larger bombs are sent as uploads alone
+SHORTEST_SECONDS = 0.04  # an audio token
+
+in_the_pools_loop = pytest.mark.asyncio(loop_scope="module")
+
+# Through the decoder pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[DecoderPool]:
+    pool = DecoderPool(1, max_audio_seconds=3600)
+    await pool.start()
+    yield pool
+    await pool.close()
+
+
+async def outcome(pool: DecoderPool, data: bytes) -> tuple[str, float | None]:
+    """The code of the error and None, or `ANSWERED` and the duration."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        try:
+            song = await pool.decode(file)
+        except (NotAudioError, UnprocessableError) as error:
+            return error.code, None
+        assert len(song.samples) == pytest.approx(song.duration_seconds * 16_000, abs=1)
+        return ANSWERED, song.duration_seconds
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@in_the_pools_loop
+async def test_a_bomb_gets_its_error_or_its_true_duration_and_costs_little(
+    pool: DecoderPool, name: str
+) -> None:
+    data = BOMBS[name].make()
+    await outcome(pool, encode(melody(0.5), "wav-16"))  # where the last one ended its worker
+    (worker_pid,) = worker_pids(pool)
+    worker_before, own_before = forget_peak(worker_pid), forget_peak(os.getpid())
+    started = time.monotonic()
+    with Watch(lambda: peak_bytes(worker_pid)) as watch:
+        code, seconds = await outcome(pool, data)
+    took = time.monotonic() - started
+    worker_bytes, own_bytes = watch.peak - worker_before, peak_bytes(os.getpid()) - own_before
+    print(
+        f"{name}: {len(data) / 1e6:.2f} MB, {code or 'answered'}, {took:.1f} s,"
+        f" worker +{worker_bytes / 1e6:.0f} MB, server +{own_bytes / 1e6:.0f} MB"
+    )
+    assert code == BOMBS[name].code
+    assert seconds == pytest.approx(BOMBS[name].seconds, abs=0.06)
+    assert took < MAX_SECONDS
+    assert worker_bytes < MAX_WORKER_BYTES
+    assert own_bytes < MAX_OWN_BYTES
+
+
+def worker_pids(pool: DecoderPool) -> list[int]:
+    return [worker.process.pid for worker in pool._workers]
+
+
+@in_the_pools_loop
+async def test_a_playlist_reaches_no_address(pool: DecoderPool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/song.mp3".encode()
+        for name, bomb in BOMBS.items():
+            if name.startswith("playlist"):
+                await outcome(pool, bomb.make().replace(URL.encode(), url))
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+# Through a whole server
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is sent to `/generate`, and what must come: an error's code and its status class."""
+
+    name: str
+    make: Callable[[], dict[str, object]]
+    code: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request with what came of it."""
+
+    request: Request
+    response: httpx.Response
+    started: float
+    ended: float
+
+    @property
+    def code(self) -> str:
+        body = self.response.json()
+        return str(body["error"]["code"]) if body["error"] else ANSWERED
+
+
+@pytest.fixture(scope="module")
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own, whose temporary files go to a folder beside its log."""
+    folder = tmp_path_factory.mktemp("bombed")
+    (folder / "tmp").mkdir()
+    settings = {"ADAPTER_ENGINE": "transformers", "TMPDIR": str(folder / "tmp")}
+    with running_server(demo_model, folder / "server.log", settings) as server:
+        yield server
+
+
+def upload(data: bytes) -> dict[str, object]:
+    request = ("request.json", b'{"max_new_tokens": 1}', "application/json")
+    return {"files": {"request": request, "audio": ("a.mp3", data, "audio/mpeg")}}
+
+
+def in_base64(data: bytes) -> dict[str, object]:
+    return {"json": {"max_new_tokens": 1, "audio": base64.b64encode(data).decode()}}
+
+
+def as_body(body: bytes, **headers: str) -> dict[str, object]:
+    return {"content": body, "headers": {"content-type": "application/json", **headers}}
+
+
+def unpacking_bodies() -> list[Request]:
+    """Bodies that are bombs themselves."""
+    zeros = gzip.compress(bytes(64 * MIB), 1)
+    chunks = (b" " * MIB for _ in range(100))
+    return [
+        Request(
+            "a gzipped body",
+            lambda: as_body(zeros, **{"content-encoding": "gzip"}),
+            "unsupported_media_type",
+        ),
+        Request(
+            "a body without an end",
+            lambda: {"content": chunks, "headers": {"content-type": "application/json"}},
+            "too_large",
+        ),
+        Request(
+            "25 MB of Opus in base64", lambda: in_base64(opus_of_days()), "audio_too_long"
+        ),
+        Request("47 MB of zeros in base64", lambda: in_base64(bytes(47_000_000)), "not_audio"),
+        Request(
+            "64 MB of blanks as base64",
+            lambda: as_body(json.dumps({"audio": " " * 66_000_000}).encode()),
+            "not_audio",
+        ),
+        Request("an upload of 300 MB", lambda: upload(bytes(300_000_000)), "too_large"),
+    ]
+
+
+def all_requests() -> Iterator[Request]:
+    for name, bomb in BOMBS.items():
+        short = bomb.seconds is not None and bomb.seconds < SHORTEST_SECONDS
+        code = "audio_too_short" if short else bomb.code
+        seconds = None if short else bomb.seconds
+        yield Request(name, lambda bomb=bomb: upload(bomb.make()), code, seconds)
+        if len(bomb.make()) < MAX_BASE64_BYTES:
+            yield Request(
+                f"{name}, in base64", lambda bomb=bomb: in_base64(bomb.make()), code, seconds
+            )
+    yield from unpacking_bodies()
+
+
+def send(server: Server, request: Request) -> Sent:
+    content = request.make()
+    started = time.monotonic()
+    response = httpx.post(server.url + "/generate", timeout=300, **content)  # type: ignore[arg-type]
+    return Sent(request, response, started, time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def bombed(server: Server) -> tuple[list[Sent], int]:
+    """All that came of sending every bomb, two at a time, and the peak above idle in bytes."""
+    process = psutil.Process(server.process.pid)
+    send(server, Request("warm-up", lambda: upload(encode(melody(5), "flac")), ANSWERED))
+    idle_bytes = family_bytes(process)
+    with Watch(lambda: family_bytes(process)) as watch, ThreadPoolExecutor(2) as senders:
+        sent = list(senders.map(lambda request: send(server, request), all_requests()))
+    for one in sent:
+        peak = watch.peak_between(one.started, one.ended) - idle_bytes
+        print(
+            f"{one.request.name}: {one.response.status_code} {one.code},"
+            f" {one.ended - one.started:.1f} s, +{peak / 1e6:.0f} MB with its neighbour"
+        )
+    peak = watch.peak - idle_bytes
+    print(f"{len(sent)} requests, idle {idle_bytes / 1e6:.0f} MB, peak +{peak / 1e6:.0f} MB")
+    return sent, peak
+
+
+def test_every_bomb_gets_a_415_a_413_a_422_or_its_answer(bombed: tuple[list[Sent], int]) -> None:
+    sent, _ = bombed
+    assert {one.response.status_code for one in sent} <= {200, 413, 415, 422}
+    assert {one.request.name: one.code for one in sent} == {
+        one.request.name: one.request.code for one in sent
+    }
+
+
+def test_every_bomb_that_is_answered_has_its_true_duration(
+    bombed: tuple[list[Sent], int],
+) -> None:
+    for one in bombed[0]:
+        if one.request.seconds is not None:
+            duration = one.response.json()["audio"]["duration_seconds"]
+            assert duration == pytest.approx(one.request.seconds, abs=0.06), one.request.name
+
+
+def test_the_memory_of_the_whole_server_stays_within_its_limit(
+    bombed: tuple[list[Sent], int],
+) -> None:
+    assert bombed[1] < MAX_SERVER_BYTES
+
+
+@pytest.mark.usefixtures("bombed")
+def test_a_good_song_is_answered_after_the_bombs(server: Server) -> None:
+    good = Request("good", lambda: upload(encode(melody(1), "flac")), ANSWERED)
+    for _ in range(4):
+        assert send(server, good).response.status_code == 200
+
+
+@pytest.mark.usefixtures("bombed")
+def test_the_bombs_leave_no_process_no_file_and_no_traceback(server: Server) -> None:
+    process = psutil.Process(server.process.pid)
+    wait_until(lambda: not songs_open(process))
+    decoders = [one for one in family(process) if "adapter.decoder_worker" in one.cmdline()]
+    assert len(decoders) == 2
+    assert list((server.log.parent / "tmp").iterdir()) == []
+    assert "Traceback" not in server.log.read_text()
+
+
+def songs_open(process: psutil.Process) -> list[str]:
+    """The uploads and memory files that a server or a decoder has open."""
+    links = [str(os.readlink(link)) for one in family(process) for link in open_files(one.pid)]
+    return [link for link in links if link.startswith("/memfd:samples") or "/bombed" in link and "/tmp/" in link.split("/bombed")[1]]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
