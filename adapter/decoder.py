@@ -242,8 +242,7 @@ class DecoderPool:
         if answer:
             return cast(dict[str, Any], json.loads(answer))
         self._refuse_if_closed()
-        worker.kill()
-        if await worker.process.wait() == -signal.SIGXCPU:
+        if await exit_status(worker) == -signal.SIGXCPU:
             logger.warning("A decoder used up its processor time on a file")
             raise takes_too_long()
         logger.warning("A decoder crashed on a file")
@@ -266,6 +265,13 @@ async def receive(control: socket.socket) -> bytes:
         return await asyncio.get_running_loop().sock_recv(control, _MESSAGE_BYTES)
     except ConnectionResetError:
         return b""
+
+
+async def exit_status(worker: Worker) -> int | None:
+    """What a worker whose socket has ended came to; None where it still runs after a second."""
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(worker.process.wait(), 1)
+    return None
 
 
 def worker_environment() -> dict[str, str]:

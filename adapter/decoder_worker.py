@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import IO, Any, cast
 
@@ -28,8 +28,10 @@ import av.logging
 import numpy as np
 import numpy.typing as npt
 import soxr  # type: ignore[import-untyped]
+from av.audio.codeccontext import AudioCodecContext
 from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
+from av.audio.layout import AudioLayout
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -46,8 +48,9 @@ MAX_VALUES_PER_SECOND = 384_000  # as 192 kHz in stereo has, or 48 kHz in eight 
 MAX_AMPLITUDE = 2.0**31  # float files scaled like int32 are kept; beyond, sums leave float32
 
 _BLOCK_VALUES = 2**20  # samples of all channels that are turned to mono at once
-_OPEN_CPU_SECONDS = 5  # FFmpeg's list of tags takes the square of their number
+_OPEN_CPU_SECONDS = 3  # FFmpeg's list of tags takes the square of their number
 _MAX_OPEN_FILES = 16
+_CUSTOM_ORDER = 2  # of enum AVChannelOrder in libavutil/channel_layout.h
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Demuxers that read one file only: no playlists (hls, dash, concat), no devices, no image series.
@@ -220,6 +223,7 @@ def audio_frames(container: InputContainer, damage: Damage) -> Iterator[AudioFra
             damage.bad_packets += 1
             continue
         damage.good_packets += packet is not None
+        refuse_custom_layouts(frames)
         yield from frames
 
 
@@ -240,11 +244,44 @@ def first_audio_stream(container: InputContainer) -> AudioStream:
         context = stream.codec_context
         if context is None or context.codec.name not in _CODECS.split(","):
             continue
-        if context.sample_rate and context.channels:  # unknown until a frame, in some containers
-            check_shape(context.sample_rate, context.channels)
+        num_channels = replace_custom_layout(context)
+        if context.sample_rate and num_channels:  # unknown until a frame, in some containers
+            check_shape(context.sample_rate, num_channels)
         context.thread_count = 1
         return stream
     raise NotAudioError("The file holds no audio track that can be decoded.")
+
+
+def is_custom(layout: AudioLayout) -> bool:
+    """Whether FFmpeg holds the layout as a list of its own, AV_CHANNEL_ORDER_CUSTOM.
+
+    PyAV (18.1) copies the pointer to that list wherever it copies a layout, and each copy frees it.
+    It does not tell the order either: that is the first field behind the object's head.
+    """
+    order = ctypes.c_int.from_address(id(layout) + object.__basicsize__)
+    return order.value == _CUSTOM_ORDER
+
+
+def replace_custom_layout(context: AudioCodecContext) -> int:
+    """Have the decoder know the number of channels alone, which is returned; 0 is unknown.
+
+    Where they are in the room does not matter here. The list is then freed with `layout`, once.
+    """
+    layout = context.layout
+    if is_custom(layout):
+        context.layout = f"{layout.nb_channels} channels"
+    return layout.nb_channels
+
+
+def refuse_custom_layouts(frames: Sequence[AudioFrame]) -> None:
+    """Refuse frames to which the decoder itself gave such a layout; Python never frees theirs."""
+    layouts = [frame.layout for frame in frames if is_custom(frame.layout)]
+    for layout in layouts:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))
+    if layouts:
+        raise NotAudioError(
+            "The audio has channels in an order that cannot be decoded; send it in stereo."
+        )
 
 
 def check_shape(rate: int, num_channels: int) -> None:
@@ -307,7 +344,8 @@ def drain(fifo: AudioFifo, interleaver: AudioResampler) -> Iterator[AudioFrame]:
 
 def to_mono(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """The mean of an interleaved frame's channels, float32 of shape (num_samples,)."""
-    channels = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
+    interleaved = cast(npt.NDArray[np.float32], frame.to_ndarray())
+    channels = interleaved.reshape(-1, frame.layout.nb_channels)
     if not within_bounds(channels):
         finite = np.where(np.isfinite(channels), channels, np.float32(0))
         channels = finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
@@ -317,7 +355,7 @@ def to_mono(frame: AudioFrame) -> npt.NDArray[np.float32]:
 def within_bounds(samples: npt.NDArray[np.float32]) -> bool:
     """Whether all samples are numbers of at most MAX_AMPLITUDE; the least of some NaN is NaN."""
     return not samples.size or bool(
-        -MAX_AMPLITUDE <= samples.min() and samples.max() <= MAX_AMPLITUDE
+        samples.min() >= -MAX_AMPLITUDE and samples.max() <= MAX_AMPLITUDE
     )
 
 

@@ -162,7 +162,7 @@ def mka_whose_packets_are_zipped() -> bytes:
     packed = zlib.compress(bytes(9_500_000), 9)
     encoding = ebml(0x5034, ebml(0x4254, b""))
     track = pcm_track(ebml(0x6D80, ebml(0x6240, encoding)))
-    return mka(track, simple_block(packed) * 300)
+    return mka(track, simple_block(packed) * 20)
 
 
 # Headers that lie
@@ -175,6 +175,10 @@ def forged_wav(rate: int, num_channels: int = 2, bits: int = 16) -> bytes:
 
 def wav_that_claims_4_gb() -> bytes:
     return wav_header(0xFFFFFFFF) + song_file("wav-16")[44:]
+
+
+def wav_that_claims_half() -> bytes:
+    return wav_header(44_100 * 4) + song_file("wav-16")[44:]
 
 
 def rf64_that_claims_exabytes() -> bytes:
@@ -554,7 +558,9 @@ BOMBS: dict[str, Bomb] = {
     "FLAC of 59 minutes": Bomb(flac_of_59_minutes, seconds=3538.9),
     "25 MB of MP3 of 8 kbit": Bomb(mp3_of_hours, _LONG),
     "25 MB of WAV at 1 kHz": Bomb(wav_of_hours, _LONG),
-    "Matroska with zipped packets": Bomb(mka_whose_packets_are_zipped, _LONG),
+    "Matroska with zipped packets": Bomb(
+        mka_whose_packets_are_zipped, seconds=20 * 9_500_000 / 4 / 44_100
+    ),
     # Headers that lie
     "WAV of 0 Hz": Bomb(lambda: forged_wav(0), _NO_AUDIO),
     "WAV of 1 Hz": Bomb(lambda: forged_wav(1), _RATE),
@@ -567,6 +573,7 @@ BOMBS: dict[str, Bomb] = {
     "WAV of 33 channels": Bomb(lambda: forged_wav(44_100, 33), _CHANNELS),
     "WAV of 65535 bits": Bomb(lambda: forged_wav(44_100, 2, 65_535), _NO_AUDIO),
     "WAV that claims 4 GB": Bomb(wav_that_claims_4_gb, seconds=2),
+    "WAV that claims half": Bomb(wav_that_claims_half, seconds=2),
     "RF64 that claims exabytes": Bomb(rf64_that_claims_exabytes, seconds=2),
     "W64 that claims exabytes": Bomb(w64_that_claims_exabytes, seconds=2),
     "FLAC of 0 Hz": Bomb(lambda: forged_flac(0), _NO_AUDIO),

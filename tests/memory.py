@@ -11,24 +11,24 @@ from pathlib import Path
 import psutil
 
 
-def figure_bytes(pid: int, file: str, key: str) -> int:
-    """A figure of a file of proc(5) that gives kB; 0 of a process that is gone."""
+def figures_bytes(pid: int) -> dict[str, int]:
+    """The figures of proc(5) `status` that are given in kB; none of a process that is gone."""
     try:
-        found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.M)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-    return int(found[1]) * 1024 if found else 0
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {name: int(kb) * 1024 for name, kb in re.findall(r"(\w+):\s+(\d+) kB", status)}
 
 
 def peak_bytes(pid: int) -> int:
     """The most that was resident at once, since `forget_peak`."""
-    return figure_bytes(pid, "status", "VmHWM")
+    return figures_bytes(pid).get("VmHWM", 0)
 
 
 def forget_peak(pid: int) -> int:
     """Let the peak start anew, as proc(5) says of clear_refs; what is resident now."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
-    return figure_bytes(pid, "status", "VmRSS")
+    return figures_bytes(pid)["VmRSS"]
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
@@ -40,17 +40,16 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 
 def family_bytes(process: psutil.Process) -> int:
-    """What a process and its descendants hold, each shared page counted once.
+    """What a process and its descendants hold resident.
 
     Memory files count whole, since what is written to one is in no process's share until it is
-    mapped there.
+    mapped there. Pages of programs and libraries count for each process that has them mapped.
     """
     pids = [member.pid for member in family(process)]
-    private, shared = (
-        sum(figure_bytes(pid, "smaps_rollup", key) for pid in pids for key in keys)
-        for keys in (("Pss_Anon", "Pss_File"), ("Pss_Shmem",))
-    )
-    return private + max(shared, memory_file_bytes(pids))
+    figures = [figures_bytes(pid) for pid in pids]
+    own = sum(one.get("RssAnon", 0) + one.get("RssFile", 0) for one in figures)
+    shared = sum(one.get("RssShmem", 0) for one in figures)
+    return own + max(shared, memory_file_bytes(pids))
 
 
 def memory_file_bytes(pids: Iterable[int]) -> int:
