@@ -34,6 +34,8 @@ __all__ = [
     "cut",
 ]
 
+MAX_SONGS_SECONDS_RATIO = 4  # all songs of a request together, to the longest that one may be
+
 _PIECE_BYTES = 1 << 18  # a thread that decodes or hashes yields to the event loop between pieces
 _DATA_PREFIX = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
@@ -89,12 +91,16 @@ class Songs:
 
     Sources are the same where they are the same URL, the same object, or turn out to hold the same
     bytes. Used as an async context manager, whose end stops what is still being loaded.
+
+    They stay in memory until then, so together they have a limit too: a few MB of silence in FLAC
+    would otherwise hold 64 hours of samples, 15 GB.
     """
 
     def __init__(self, pool: DecoderPool, limits: AudioLimits) -> None:
         self._pool = pool
         self._limits = limits
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
+        self._seconds = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,8 +138,24 @@ class Songs:
     async def _load(self, source: Source) -> Song:
         async with self._receive(source) as encoded:
             if encoded.digest not in self._loads:
-                self._once(encoded.digest, self._pool.decode(encoded.file))
+                self._once(encoded.digest, self._decode(encoded))
             return await asyncio.shield(self._loads[encoded.digest])
+
+    async def _decode(self, encoded: EncodedSong) -> Song:
+        self._refuse_too_many_seconds()  # what follows the song that was too much is not decoded
+        song = await self._pool.decode(encoded.file)
+        self._seconds += song.duration_seconds
+        self._refuse_too_many_seconds()
+        return song
+
+    def _refuse_too_many_seconds(self) -> None:
+        max_seconds = MAX_SONGS_SECONDS_RATIO * self._pool.max_audio_seconds
+        if self._seconds > max_seconds:
+            raise UnprocessableError(
+                f"The songs of this request are together longer than the {max_seconds:g} seconds"
+                " that are allowed; send some of them in another request.",
+                code="audio_too_long",
+            )
 
     @contextlib.asynccontextmanager
     async def _receive(self, source: Source) -> AsyncIterator[EncodedSong]:

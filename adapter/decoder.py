@@ -99,6 +99,7 @@ class DecoderPool:
         timeout_seconds: float = 120.0,
         worker_module: str = "adapter.decoder_worker",
     ) -> None:
+        self.max_audio_seconds = max_audio_seconds
         self._num_workers = num_workers
         self._timeout_seconds = timeout_seconds
         self._program = (sys.executable, "-m", worker_module)

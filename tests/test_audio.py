@@ -172,6 +172,22 @@ def temporary_files() -> set[str]:
     return {name for name in names if name.startswith(tempfile.gettempdir())}
 
 
+async def test_the_songs_of_a_request_are_limited_together() -> None:
+    pool = DecoderPool(2, max_audio_seconds=10)
+    await pool.start()
+    sources = [
+        as_base64(encode(melody(9, 8_000, 1, seed), "flac", rate=8_000)) for seed in range(6)
+    ]
+    async with Songs(pool, LIMITS) as songs:
+        results = await asyncio.gather(*map(songs.load, sources), return_exceptions=True)
+        with pytest.raises(UnprocessableError, match="together"):
+            await songs.load(as_base64(encode(melody(1), "flac")))
+    await pool.close()
+    refused = [result for result in results if isinstance(result, UnprocessableError)]
+    assert [error.code for error in refused] == ["audio_too_long"] * 2
+    assert "longer than the 40 seconds" in refused[0].message
+
+
 @pytest.mark.parametrize(
     ("source", "error", "field"),
     [

@@ -24,7 +24,7 @@ import pytest_asyncio
 
 from adapter.decoder import DecoderPool
 from adapter.errors import NotAudioError, UnprocessableError
-from tests.bombs import ANSWERED, BOMBS, URL, Bomb, opus_of_days
+from tests.bombs import ANSWERED, BOMBS, URL, Bomb, flac_of_59_minutes, opus_of_days
 from tests.memory import Watch, family, family_bytes, forget_peak, open_files, peak_bytes
 from tests.server import Server, running_server
 from tests.songs import encode, melody
@@ -265,6 +265,19 @@ def test_the_memory_of_the_whole_server_stays_within_its_limit(
     bombed: tuple[list[Sent], int],
 ) -> None:
     assert bombed[1] < MAX_SERVER_BYTES
+
+
+def test_a_batch_of_many_long_songs_is_refused_past_four_hours(server: Server) -> None:
+    process = psutil.Process(server.process.pid)
+    idle_bytes = family_bytes(process)
+    prompts = [in_base64(flac_of_59_minutes(less))["json"] for less in range(12)]
+    with Watch(lambda: family_bytes(process)) as watch:
+        answers = server.post("/generate_batch", {"prompts": prompts}).json()["answers"]
+    peak = watch.peak - idle_bytes
+    print(f"a batch of 12 songs of 59 minutes: peak +{peak / 1e6:.0f} MB")
+    codes = [answer["error"] and answer["error"]["code"] for answer in answers]
+    assert sorted(codes, key=str) == [None] * 4 + ["audio_too_long"] * 8
+    assert peak < MAX_SERVER_BYTES
 
 
 @pytest.mark.usefixtures("bombed")
