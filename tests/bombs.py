@@ -158,6 +158,11 @@ def wav_of_hours() -> bytes:
     return wav_header(MAX_UPLOAD_BYTES, rate=1_000, num_channels=1, bits=8) + repeated(b"\x80")
 
 
+def wide_wav() -> bytes:
+    """Legal: a second of it has 25 million samples."""
+    return wav_header(MAX_UPLOAD_BYTES, rate=768_000, num_channels=32) + bytes(MAX_UPLOAD_BYTES)
+
+
 def mka_whose_packets_are_zipped() -> bytes:
     """Matroska packs PCM with zlib: 10 MB of silence in each block of 10 kB."""
     packed = zlib.compress(bytes(9_500_000), 9)
@@ -560,6 +565,9 @@ BOMBS: dict[str, Bomb] = {
     "FLAC of 59 minutes": Bomb(flac_of_59_minutes, seconds=3538.9),
     "25 MB of MP3 of 8 kbit": Bomb(mp3_of_hours, _LONG),
     "25 MB of WAV at 1 kHz": Bomb(wav_of_hours, _LONG),
+    "25 MB of WAV of 32 channels at 768 kHz": Bomb(
+        wide_wav, seconds=MAX_UPLOAD_BYTES / 64 / 768_000
+    ),
     "Matroska with zipped packets": Bomb(
         mka_whose_packets_are_zipped, seconds=20 * 9_500_000 / 4 / 44_100
     ),
@@ -608,6 +616,8 @@ BOMBS: dict[str, Bomb] = {
     "Opus that says 0 Hz": Bomb(lambda: forged_opus(1, rate=0), seconds=3),
     "Opus that says 1 Hz": Bomb(lambda: forged_opus(1, rate=1), seconds=3),
     "Opus that says 4 GHz": Bomb(lambda: forged_opus(1, rate=2**32 - 1), seconds=3),
+    "Opus of ambient sound": Bomb(lambda: forged_opus(4, family=2), _NO_AUDIO),
+    "Opus of eight channels in no order": Bomb(lambda: forged_opus(8, family=255), _NO_AUDIO),
     # MP4
     "MP4 that claims 100 days": Bomb(
         lambda: forged_mp4(b"mvhd", 16, struct.pack(">I", 2**31)), seconds=2
