@@ -34,7 +34,7 @@ __all__ = [
     "cut",
 ]
 
-MAX_SONGS_SECONDS_RATIO = 4  # all songs of a request together, to the longest that one may be
+MAX_SONGS_SECONDS_RATIO = 3  # all songs of a request together, to the longest that one may be
 
 _PIECE_BYTES = 1 << 18  # a thread that decodes or hashes yields to the event loop between pieces
 _DATA_PREFIX = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
@@ -100,7 +100,8 @@ class Songs:
         self._pool = pool
         self._limits = limits
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
-        self._seconds = 0.0
+        self._turns = asyncio.Semaphore(pool.num_workers)
+        self._seconds = 0.0  # of all songs so far
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,10 +143,15 @@ class Songs:
             return await asyncio.shield(self._loads[encoded.digest])
 
     async def _decode(self, encoded: EncodedSong) -> Song:
-        self._refuse_too_many_seconds()  # what follows the song that was too much is not decoded
-        song = await self._pool.decode(encoded.file)
+        async with self._turns:
+            self._refuse_too_many_seconds()  # what follows the one too many is not decoded
+            song = await self._pool.decode(encoded.file)
         self._seconds += song.duration_seconds
-        self._refuse_too_many_seconds()
+        try:
+            self._refuse_too_many_seconds()
+        except UnprocessableError:
+            del song  # the error's traceback, which stays as long as the request, would keep it
+            raise
         return song
 
     def _refuse_too_many_seconds(self) -> None:

@@ -100,7 +100,7 @@ class DecoderPool:
         worker_module: str = "adapter.decoder_worker",
     ) -> None:
         self.max_audio_seconds = max_audio_seconds
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._timeout_seconds = timeout_seconds
         self._program = (sys.executable, "-m", worker_module)
         # The server's clock ends a slow worker; the kernel's ends one that lost its server.
@@ -113,7 +113,7 @@ class DecoderPool:
 
     async def start(self) -> None:
         """Start the workers. Raises UnavailableError where they do not come up."""
-        seats = [self._new_seat() for _ in range(self._num_workers)]
+        seats = [self._new_seat() for _ in range(self.num_workers)]
         for seat in seats:
             self._seats.put_nowait(seat)
         try:

@@ -184,8 +184,8 @@ async def test_the_songs_of_a_request_are_limited_together() -> None:
             await songs.load(as_base64(encode(melody(1), "flac")))
     await pool.close()
     refused = [result for result in results if isinstance(result, UnprocessableError)]
-    assert [error.code for error in refused] == ["audio_too_long"] * 2
-    assert "longer than the 40 seconds" in refused[0].message
+    assert [error.code for error in refused] == ["audio_too_long"] * 3
+    assert "longer than the 30 seconds" in refused[0].message
 
 
 @pytest.mark.parametrize(
