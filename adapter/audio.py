@@ -21,6 +21,7 @@ from adapter.decoder import DecoderPool, EncodedSong, Song
 from adapter.errors import AdapterError, TooLargeError, UnprocessableError
 from adapter.fetch import fetch
 from adapter.request import SAMPLING_RATE, Clip
+from adapter.room import Room
 from adapter.song_cache import SongCache
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Source",
     "cut",
 ]
+
 
 _PIECE_BYTES = 1 << 18  # a thread that decodes or hashes yields to the event loop between pieces
 _DATA_PREFIX = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
@@ -90,21 +92,26 @@ class Songs:
 
     Sources are the same where they are the same URL, the same object, or turn out to hold the same
     bytes. A song whose bytes `cache` knows of `owner` is not decoded. Used as an async context
-    manager, whose end stops what is still being loaded.
+    manager, whose end stops what is still being loaded and gives back what the samples took of
+    `room`: a few MB of silence in FLAC hold hours of them, a batch of those many GB.
     """
 
     def __init__(
         self,
         pool: DecoderPool,
         limits: AudioLimits,
+        room: Room,
         cache: SongCache | None = None,
         owner: bytes | None = None,
     ) -> None:
         self._pool = pool
         self._limits = limits
+        self._room = room
         self._cache = cache
         self._owner = owner
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
+        self._turns = asyncio.Semaphore(pool.num_workers)
+        self._taken_bytes = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,6 +122,8 @@ class Songs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loads.clear()
+        self._room.give_back(self._taken_bytes)
+        self._taken_bytes = 0
 
     async def load(self, source: Source) -> LoadedSong:
         """Receive and decode a source.
@@ -146,11 +155,16 @@ class Songs:
             return await asyncio.shield(self._loads[encoded.digest])
 
     async def _decode(self, encoded: EncodedSong) -> Song:
-        if self._cache is None:
-            return await self._pool.decode(encoded.file)
         key = (self._owner, encoded.digest)
-        song = self._cache.get(key) or await self._pool.decode(encoded.file)
-        self._cache.put(key, song)
+        song = self._cache.get(key) if self._cache else None
+        if song is None:
+            async with self._turns:
+                self._room.take(0)  # what follows the one too many is not decoded
+                song = await self._pool.decode(encoded.file)
+        self._room.take(song.samples.nbytes)
+        self._taken_bytes += song.samples.nbytes
+        if self._cache:
+            self._cache.put(key, song)
         return song
 
     @contextlib.asynccontextmanager

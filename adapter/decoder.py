@@ -14,6 +14,7 @@ import logging
 import math
 import mmap
 import os
+import signal
 import socket
 import sys
 import time
@@ -98,7 +99,8 @@ class DecoderPool:
         timeout_seconds: float = 120.0,
         worker_module: str = "adapter.decoder_worker",
     ) -> None:
-        self._num_workers = num_workers
+        self.max_audio_seconds = max_audio_seconds
+        self.num_workers = num_workers
         self._timeout_seconds = timeout_seconds
         self._program = (sys.executable, "-m", worker_module)
         # The server's clock ends a slow worker; the kernel's ends one that lost its server.
@@ -111,7 +113,7 @@ class DecoderPool:
 
     async def start(self) -> None:
         """Start the workers. Raises UnavailableError where they do not come up."""
-        seats = [self._new_seat() for _ in range(self._num_workers)]
+        seats = [self._new_seat() for _ in range(self.num_workers)]
         for seat in seats:
             self._seats.put_nowait(seat)
         try:
@@ -237,14 +239,13 @@ class DecoderPool:
                 answer = await receive(worker.control)
         except TimeoutError:
             logger.warning("A decoder was ended after %g seconds", self._timeout_seconds)
-            raise UnprocessableError(
-                f"Decoding the audio takes longer than {self._timeout_seconds:g} seconds; send a"
-                " shorter file, or one in a simpler format.",
-                code="audio_too_complex",
-            ) from None
+            raise takes_too_long() from None
         if answer:
             return cast(dict[str, Any], json.loads(answer))
         self._refuse_if_closed()
+        if await exit_status(worker) == -signal.SIGXCPU:
+            logger.warning("A decoder used up its processor time on a file")
+            raise takes_too_long()
         logger.warning("A decoder crashed on a file")
         raise decoder_failed()
 
@@ -265,6 +266,13 @@ async def receive(control: socket.socket) -> bytes:
         return await asyncio.get_running_loop().sock_recv(control, _MESSAGE_BYTES)
     except ConnectionResetError:
         return b""
+
+
+async def exit_status(worker: Worker) -> int | None:
+    """What a worker whose socket has ended came to; None where it still runs after a second."""
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(worker.process.wait(), 1)
+    return None
 
 
 def worker_environment() -> dict[str, str]:
@@ -293,6 +301,14 @@ def map_samples(fd: int, num_samples: int) -> npt.NDArray[np.float32]:
 def raise_song_error(answer: dict[str, Any]) -> None:
     if "error" in answer:
         raise _SONG_ERRORS[answer["error"]](answer["message"], code=answer["code"])
+
+
+def takes_too_long() -> UnprocessableError:
+    return UnprocessableError(
+        "Decoding the audio takes longer than is allowed; send a shorter file, or one in a simpler"
+        " format and without tags.",
+        code="audio_too_complex",
+    )
 
 
 def decoder_failed() -> NotAudioError:

@@ -9,6 +9,7 @@ FFmpeg reads bytes that strangers wrote, so this process holds nothing worth hav
 model, few descriptors, little memory, bounded time. It ends with the server, however that ends.
 """
 
+import contextlib
 import ctypes
 import json
 import math
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import IO, Any, cast
 
@@ -27,8 +28,10 @@ import av.logging
 import numpy as np
 import numpy.typing as npt
 import soxr  # type: ignore[import-untyped]
+from av.audio.codeccontext import AudioCodecContext
 from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
+from av.audio.layout import AudioLayout
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -41,9 +44,13 @@ MIN_SAMPLING_RATE = 1_000  # Hz; below, a few bytes unpack to hours
 MAX_SAMPLING_RATE = 768_000  # Hz; the highest that PCM equipment knows
 MAX_CHANNELS = 32
 MIN_DAMAGED_SECONDS = 0.1  # less than this from a damaged file is noise taken for audio
+MAX_VALUES_PER_SECOND = 384_000  # as 192 kHz in stereo has, or 48 kHz in eight channels
 MAX_AMPLITUDE = 2.0**31  # float files scaled like int32 are kept; beyond, sums leave float32
 
+_BLOCK_VALUES = 2**20  # samples of all channels that are turned to mono at once
+_OPEN_CPU_SECONDS = 3  # FFmpeg's list of tags takes the square of their number
 _MAX_OPEN_FILES = 16
+_CUSTOM_ORDER = 2  # of enum AVChannelOrder in libavutil/channel_layout.h
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # Demuxers that read one file only: no playlists (hls, dash, concat), no devices, no image series.
@@ -161,15 +168,12 @@ def decode(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[s
     """
     writer = SampleWriter(samples_fd)
     damage = Damage()
+    num_values = 0
     with open_container(encoded_fd) as container:
         for block in join_frames(audio_frames(container, damage)):
             seconds = writer.duration_seconds + block.samples / block.sample_rate
-            if seconds > max_audio_seconds:
-                raise UnprocessableError(
-                    f"The audio is longer than the {max_audio_seconds:g} seconds that are allowed;"
-                    " send a shorter file.",
-                    code="audio_too_long",
-                )
+            num_values += block.samples * block.layout.nb_channels
+            check_size(seconds, num_values, max_audio_seconds)
             writer.write(to_mono(block), block.sample_rate)
     writer.finish()
     if writer.num_samples == 0 or damage.outweighs(writer.duration_seconds):
@@ -181,12 +185,13 @@ def open_container(fd: int) -> InputContainer:
     try:
         # PyAV asks for `read`, `seek` and `tell` only. Tags are never read, so their encoding
         # must not matter.
-        return av.open(
-            cast(IO[bytes], DescriptorReader(fd)),
-            mode="r",
-            container_options=_CONTAINER_OPTIONS,
-            metadata_errors="replace",
-        )
+        with cpu_limit(_OPEN_CPU_SECONDS):
+            return av.open(
+                cast(IO[bytes], DescriptorReader(fd)),
+                mode="r",
+                container_options=_CONTAINER_OPTIONS,
+                metadata_errors="replace",
+            )
     except (av.error.FFmpegError, ValueError) as error:
         raise_if_memory(error)
         raise NotAudioError(
@@ -218,6 +223,7 @@ def audio_frames(container: InputContainer, damage: Damage) -> Iterator[AudioFra
             damage.bad_packets += 1
             continue
         damage.good_packets += packet is not None
+        refuse_custom_layouts(frames)
         yield from frames
 
 
@@ -238,11 +244,44 @@ def first_audio_stream(container: InputContainer) -> AudioStream:
         context = stream.codec_context
         if context is None or context.codec.name not in _CODECS.split(","):
             continue
-        if context.sample_rate and context.channels:  # unknown until a frame, in some containers
-            check_shape(context.sample_rate, context.channels)
+        num_channels = replace_custom_layout(context)
+        if context.sample_rate and num_channels:  # unknown until a frame, in some containers
+            check_shape(context.sample_rate, num_channels)
         context.thread_count = 1
         return stream
     raise NotAudioError("The file holds no audio track that can be decoded.")
+
+
+def is_custom(layout: AudioLayout) -> bool:
+    """Whether FFmpeg holds the layout as a list of its own, AV_CHANNEL_ORDER_CUSTOM.
+
+    PyAV (18.1) copies the pointer to that list wherever it copies a layout, and each copy frees it.
+    It does not tell the order either: that is the first field behind the object's head.
+    """
+    order = ctypes.c_int.from_address(id(layout) + object.__basicsize__)
+    return order.value == _CUSTOM_ORDER
+
+
+def replace_custom_layout(context: AudioCodecContext) -> int:
+    """Have the decoder know the number of channels alone, which is returned; 0 is unknown.
+
+    Where they are in the room does not matter here. The list is then freed with `layout`, once.
+    """
+    layout = context.layout
+    if is_custom(layout):
+        context.layout = f"{layout.nb_channels} channels"
+    return layout.nb_channels
+
+
+def refuse_custom_layouts(frames: Sequence[AudioFrame]) -> None:
+    """Refuse frames to which the decoder itself gave such a layout; Python never frees theirs."""
+    layouts = [frame.layout for frame in frames if is_custom(frame.layout)]
+    for layout in layouts:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(layout))
+    if layouts:
+        raise NotAudioError(
+            "The audio has channels in an order that cannot be decoded; send it in stereo."
+        )
 
 
 def check_shape(rate: int, num_channels: int) -> None:
@@ -259,8 +298,24 @@ def check_shape(rate: int, num_channels: int) -> None:
         )
 
 
+def check_size(seconds: float, num_values: int, max_audio_seconds: float) -> None:
+    """Limits on what is decoded so far: its duration, and the samples of all its channels."""
+    if seconds > max_audio_seconds:
+        raise UnprocessableError(
+            f"The audio is longer than the {max_audio_seconds:g} seconds that are allowed;"
+            " send a shorter file.",
+            code="audio_too_long",
+        )
+    if num_values > max_audio_seconds * MAX_VALUES_PER_SECOND:
+        raise UnprocessableError(
+            "The audio is too long for its channels and sampling rate; send it in stereo at"
+            " 48 kHz or less.",
+            code="audio_too_complex",
+        )
+
+
 def join_frames(frames: Iterator[AudioFrame]) -> Iterator[AudioFrame]:
-    """Interleaved float frames ("flt") of about a second and of one shape each.
+    """Interleaved float frames ("flt") of about a second, or less of many channels, and one shape.
 
     Codecs make frames of some 20 ms, and NumPy's overhead on each would cost more than decoding.
     FFmpeg interleaves, since PyAV (18.1) reads past the end of the list of planes where each of
@@ -277,7 +332,7 @@ def join_frames(frames: Iterator[AudioFrame]) -> Iterator[AudioFrame]:
             shape = frame_shape
         frame.pts = None  # a gap between time stamps is no error here
         fifo.write(frame)
-        if fifo.samples >= frame.sample_rate:
+        if fifo.samples >= min(frame.sample_rate, _BLOCK_VALUES // frame.layout.nb_channels):
             yield from drain(fifo, interleaver)
     yield from drain(fifo, interleaver)
 
@@ -289,10 +344,19 @@ def drain(fifo: AudioFifo, interleaver: AudioResampler) -> Iterator[AudioFrame]:
 
 def to_mono(frame: AudioFrame) -> npt.NDArray[np.float32]:
     """The mean of an interleaved frame's channels, float32 of shape (num_samples,)."""
-    channels = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
-    finite = np.where(np.isfinite(channels), channels, np.float32(0))
-    bounded = finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
-    return cast(npt.NDArray[np.float32], reduce(np.add, bounded.T) / np.float32(bounded.shape[1]))
+    interleaved = cast(npt.NDArray[np.float32], frame.to_ndarray())
+    channels = interleaved.reshape(-1, frame.layout.nb_channels)
+    if not within_bounds(channels):
+        finite = np.where(np.isfinite(channels), channels, np.float32(0))
+        channels = finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
+    return cast(npt.NDArray[np.float32], reduce(np.add, channels.T) / np.float32(channels.shape[1]))
+
+
+def within_bounds(samples: npt.NDArray[np.float32]) -> bool:
+    """Whether all samples are numbers of at most MAX_AMPLITUDE; the least of some NaN is NaN."""
+    return not samples.size or bool(
+        samples.min() >= -MAX_AMPLITUDE and samples.max() <= MAX_AMPLITUDE
+    )
 
 
 def raise_if_memory(error: Exception) -> None:
@@ -321,6 +385,17 @@ def allow_cpu_seconds(seconds: int) -> None:
     """Let this process use so much more processor time; past it, the kernel ends it."""
     limit = math.ceil(time.process_time()) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: int) -> Iterator[None]:
+    """A shorter `allow_cpu_seconds` for a while."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    allow_cpu_seconds(seconds)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, before)
 
 
 def end_with_the_server() -> None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from starlette.types import Message, Receive
 
-from adapter.errors import RequestTimeoutError, UnavailableError
+from adapter.errors import RequestTimeoutError
+from adapter.room import Room
 
 MIN_BYTES_PER_SECOND = 16 * 1024
 
@@ -20,10 +21,13 @@ class Intake:
     """
 
     def __init__(self, *, max_bytes: int, timeout_seconds: float, max_seconds: float) -> None:
-        self._max_bytes = max_bytes
+        self._room = Room("the bodies", max_bytes)
         self._timeout_seconds = timeout_seconds
         self._max_seconds = max_seconds
-        self.held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._room.held_bytes
 
     @contextmanager
     def body(self, receive: Receive) -> Iterator[Receive]:
@@ -48,20 +52,12 @@ class Intake:
                     f"{time.monotonic() - began:.0f} s; send it faster, or give an audio_url"
                 ) from None
             num_bytes = len(message.get("body", b""))
-            self._check_room(num_bytes)
-            self.held_bytes += num_bytes
+            if num_bytes:
+                self._room.take(num_bytes)
             received_bytes += num_bytes
             return message
 
         try:
             yield limited
         finally:
-            self.held_bytes -= received_bytes
-
-    def _check_room(self, num_bytes: int) -> None:
-        if self.held_bytes + num_bytes > self._max_bytes:
-            raise UnavailableError(
-                f"the bodies of all requests together may have {self._max_bytes} bytes, and that "
-                "is reached; try again in a few seconds",
-                code="queue_full",
-            )
+            self._room.give_back(received_bytes)

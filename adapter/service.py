@@ -35,6 +35,7 @@ from adapter.prompting import Prompter
 from adapter.quotas import Quotas
 from adapter.reasoning import split_reasoning
 from adapter.request import Clip, EngineRequest
+from adapter.room import Room
 from adapter.settings import Settings
 from adapter.song_cache import SongCache
 from adapter.usage import UsageLog, UsageRecord
@@ -103,6 +104,7 @@ class Service:
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
+        self._song_room = Room("the decoded songs", settings.max_songs_bytes)
         forgets = settings.song_cache_bytes == 0 or settings.cache_scope == "request"
         self._song_cache = None if forgets else SongCache(settings.song_cache_bytes)
         self._audio_limits = AudioLimits(
@@ -159,7 +161,13 @@ class Service:
         )
 
     def _songs(self, client: Client) -> Songs:
-        return Songs(self._decoders, self._audio_limits, self._song_cache, client.cache_key)
+        return Songs(
+            self._decoders,
+            self._audio_limits,
+            self._song_room,
+            self._song_cache,
+            client.cache_key,
+        )
 
     async def _load_shared(
         self, songs: Songs, asked: Sequence[_Asked], shared: Source | None

@@ -255,6 +255,12 @@ class Settings:
     max_bodies_bytes: int = _setting(
         2 * GIB, _size(1024 * GIB), "Size of all bodies together; more get 503", shown="2GiB"
     )
+    max_songs_bytes: int = _setting(
+        4 * GIB,
+        _size(1024 * GIB),
+        "Size of all decoded songs together (a minute has 3.7 MiB); more get 503",
+        shown="4GiB",
+    )
     request_timeout_seconds: float = _setting(
         600.0, _number(0.1, 86_400), "Time for a request; 504 after it", shown="600"
     )

@@ -16,9 +16,10 @@ import librosa
 import numpy as np
 import pytest
 import pytest_asyncio
+from av.audio.layout import AudioLayout
 
 from adapter.decoder import DecoderPool, Song
-from adapter.decoder_worker import MAX_CHANNELS
+from adapter.decoder_worker import MAX_CHANNELS, is_custom
 from adapter.errors import AdapterError, NotAudioError, UnavailableError, UnprocessableError
 from tests.songs import (
     FORMATS,
@@ -144,6 +145,33 @@ async def test_eight_channels_on_planes_of_their_own_are_all_heard(
     expected = reference(samples, FORMATS[name].rate)
     assert aligned_correlation(song.samples, expected) > 0.98
     assert song.samples.std() == pytest.approx(expected.std(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layout", "custom"),
+    [
+        ("stereo", False),
+        ("8 channels", False),
+        ("3 channels (FL+FC+LFE)", False),
+        ("FR+FL", True),
+        ("FL+FR+FC+LFE+SL+SR+BL+BR", True),
+    ],
+)
+async def test_a_layout_that_is_a_list_of_its_own_is_known(layout: str, custom: bool) -> None:
+    assert is_custom(AudioLayout(layout)) is custom
+
+
+async def test_an_aiff_whose_eight_channels_have_an_unusual_order_is_decoded(
+    pool: DecoderPool,
+) -> None:
+    samples = melody(1, num_channels=8)
+    data = encode(samples, "aiff")
+    chan = (
+        b"CHAN" + (12).to_bytes(4, "big") + b"\0\x80\0\x08" + bytes(8)
+    )  # FL FR FC LFE SL SR BL BR
+    at = data.index(b"SSND")
+    song = await decode(pool, data[:at] + chan + data[at:])
+    np.testing.assert_allclose(song.samples, reference(samples, 44_100), atol=2e-5)
 
 
 async def test_what_is_no_number_is_silence_and_what_is_huge_stays_finite(
