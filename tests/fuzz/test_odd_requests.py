@@ -149,9 +149,16 @@ def test_a_405_names_all_methods_of_the_path(fuzzed: Server) -> None:
         (200, {"x-request-id": "a"}, b'{"response": "a"}', "no Answer"),
         (422, {}, b'{"error": {"code": "a", "message": "b", "field": null}}', "no X-Request-Id"),
         (503, {"x-request-id": "a"}, b"{}", "a 503 without Retry-After"),
+        (503, {"retry-after": "5"}, b'{"code":"engine_dead"}', "status 503 with engine_dead"),
+        (200, {}, b'{"error":{"code":"internal_error"}}', "status 200 with internal_error"),
     ],
 )
 def test_a_fault_is_seen(status: int, headers: Any, content: bytes, wrong: str) -> None:
     response = httpx.Response(status, headers=headers, content=content)
     found = fault(Request("POST", "/generate", (), b""), response)
     assert found is not None and found.startswith(wrong)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_only_what_asks_for_answers_may_be_unavailable(status: int) -> None:
+    assert fault(Request("GET", "/live", (), b""), httpx.Response(status)) == f"status {status}"

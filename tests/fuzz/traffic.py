@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,13 @@ from adapter.schemas import Answer, BatchAnswer, ErrorResponse
 HANG_SECONDS = 90
 NUM_CLIENTS = 6
 RAW = "RAW"  # in place of a method: the content is all that goes through the socket
-EXPECTED = {200, 400, 404, 405, 413, 415, 422, 502, 503, 504}
+EXPECTED = {200, 400, 404, 405, 413, 415, 422}
+EXPECTED_OF_ANSWERS = {502, 503, 504}  # only where something is asked of the engine or of a URL
+# Nothing that a client sends may have them as a consequence, also in an answer of a batch.
+TROUBLE = re.compile(
+    rb'"code":"(engine_error|out_of_memory|engine_dead|engine_crashed|internal_error|'
+    rb'deadline_exceeded)"'
+)
 ANSWERS: dict[str, type[BaseModel]] = {"/generate": Answer, "/generate_batch": BatchAnswer}
 
 
@@ -71,8 +78,10 @@ def _type(request: httpx.Request) -> bytes:
 def fault(request: Request, response: httpx.Response) -> str | None:
     """What is wrong with an answer, whatever was asked; None where nothing is."""
     status = response.status_code
-    if status not in EXPECTED:
+    if status not in EXPECTED and not (status in EXPECTED_OF_ANSWERS and request.path in ANSWERS):
         return f"status {status}"
+    if trouble := TROUBLE.search(response.content):
+        return f"status {status} with {trouble[1].decode()}"
     if status == 503 and not response.headers.get("retry-after", "").isdigit():
         return "a 503 without Retry-After"
     if "x-request-id" not in response.headers and status != 400:
