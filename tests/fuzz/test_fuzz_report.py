@@ -12,9 +12,9 @@ from tests.fuzz.traffic import Request, Tally
 @pytest.mark.parametrize(
     ("report", "passed"),
     [
-        (Report(before_bytes=1000, after_bytes=1050), True),
-        (Report(before_bytes=1000, after_bytes=900), True),
-        (Report(before_bytes=1000, after_bytes=1051), False),
+        (Report(memory_bytes=[1000, 1200, 1049]), True),
+        (Report(memory_bytes=[1000, 900]), True),
+        (Report(memory_bytes=[1000, 1051]), False),
         (Report(faults=["/generate: status 500"]), False),
         (Report(crashes=["the server ended with -11"]), False),
     ],
