@@ -24,12 +24,12 @@ export VLLM_NO_USAGE_STATS ?= 1
 export DO_NOT_TRACK ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # The demo and the tests make their checkpoints themselves and must not look for a hub.
-demo test test-fast soak parity family: export HF_HUB_OFFLINE := 1
+demo test test-fast soak parity family fuzz: export HF_HUB_OFFLINE := 1
 
 SONG_PACKAGE := frozen-bubble-data
 SONG := /usr/share/games/frozen-bubble/snd/frozen-mainzik-1p.ogg
 
-.PHONY: help demo serve test test-fast soak parity family check bench songs lock clean
+.PHONY: help demo serve test test-fast soak parity family fuzz check bench songs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ parity: $(READY) ## compare 500 random cases with Hugging Face (ARGS="--cases N 
 
 family: $(READY) ## run every kind of checkpoint in a vLLM engine against Hugging Face (10 minutes)
 	@$(BIN)/python -m tests.vllm.family $(ARGS)
+
+fuzz: $(READY) ## send 10,000 odd requests and 2,000 broken songs to a server (ARGS="--engine transformers")
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(READY) ## lint, format, types, Dockerfile
 	@$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from adapter import __version__, logs, schemas
 from adapter.body import add_request_schemas, openapi_request_body, read_body
@@ -56,17 +57,42 @@ Music Flamingo listens to a song and answers questions about it. Ask one questio
 decoded and encoded once, and the prompts decode together. Each answer says what it cost.
 """
 
+_REQUEST_ID = {
+    "X-Request-Id": {
+        "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+        "description": "What the log calls the request.",
+        "required": True,
+    }
+}
+_RETRY_AFTER = {
+    "Retry-After": {
+        "schema": {"type": "integer", "minimum": 1},
+        "description": "Seconds after which to ask again.",
+        "required": True,
+    }
+}
+_REPLAYED = {
+    REPLAYED_HEADER: {
+        "schema": {"type": "string", "enum": ["true"]},
+        "description": "There where the answer is that of an earlier request with this key.",
+    }
+}
+_ANSWERED: dict[str, Any] = {"headers": _REQUEST_ID | _REPLAYED}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.ErrorResponse, "description": description}
+    status: {
+        "model": schemas.ErrorResponse,
+        "description": description,
+        "headers": _REQUEST_ID | (_RETRY_AFTER if status in (429, 503) else {}),
+    }
     for status, description in {
         401: "No API key was sent, or one that is not known",
         408: "The body came too slowly",
         413: "The body, the upload or the download is larger than its limit",
-        415: "The bytes are no audio that can be decoded",
+        415: "The bytes are no audio that can be decoded, or the body is neither JSON nor a form",
         422: "A field is missing, unknown or out of range, or the song does not fit",
         429: "The key has too many prompts in flight, or has used its day; see Retry-After",
         502: "The audio URL did not answer with the file",
-        503: "The engine is starting or gone; see Retry-After",
+        503: "The queue is full, or the engine is starting or gone; see Retry-After",
         504: "The request ran out of time",
     }.items()
 }
@@ -76,15 +102,16 @@ _HEADERS: dict[str, Any] = {
         {
             "name": HEADER,
             "in": "header",
-            "schema": {"type": "string", "pattern": "^[ -~]{1,255}$"},
+            "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
             "description": "The same key with the same request within ten minutes gets the same "
             "answer, with `Idempotency-Replayed: true`, and is billed once.",
         },
         {
             "name": "X-Request-Id",
             "in": "header",
-            "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
-            "description": "Names the request in the log; sent back, and made where there is none.",
+            "schema": {"type": "string"},
+            "description": "Names the request in the log; sent back. One is made in place of none, "
+            "and of one that is not 1 to 128 visible ASCII characters.",
         },
     ]
 }
@@ -127,6 +154,7 @@ def create_app(
         description=DESCRIPTION,
         version=__version__,
         lifespan=lifespan,
+        redirect_slashes=False,
     )
     app.state.supervisor = supervisor
     app.state.gate = gate
@@ -185,7 +213,7 @@ def create_app(
         "/generate",
         summary="One prompt, one answer",
         response_model=schemas.Answer,
-        responses=_ERRORS,
+        responses={200: _ANSWERED, **_ERRORS},
         openapi_extra=openapi_request_body(models.generate) | _HEADERS,
     )
     async def generate(request: Request) -> Response:
@@ -195,31 +223,64 @@ def create_app(
         "/generate_batch",
         summary="Many prompts, usually about one song",
         response_model=schemas.BatchAnswer,
-        responses=_ERRORS,
+        responses={200: _ANSWERED, **_ERRORS},
         openapi_extra=openapi_request_body(models.generate_batch) | _HEADERS,
     )
     async def generate_batch(request: Request) -> Response:
         return await answer(request, models.generate_batch, supervisor.service.generate_batch)
 
+    @app.head("/health", include_in_schema=False)
     @app.get(
         "/health",
         summary="Whether answers can be made",
         response_model=schemas.Health,
-        responses={503: {"model": schemas.Health, "description": "Not now: `status` says why"}},
+        responses={
+            200: {"headers": _REQUEST_ID},
+            503: {
+                "model": schemas.Health,
+                "description": "Not now: `status` says why",
+                "headers": _REQUEST_ID,
+            },
+        },
     )
     async def health() -> Response:
         report = _health(supervisor, settings, gate)
         status_code = 200 if report.status == "ok" else 503
         return JSONResponse(report.model_dump(), status_code)
 
+    @app.head("/live", include_in_schema=False)
     @app.get(
-        "/live", summary="Whether the process can still recover", response_model=dict[str, str]
+        "/live",
+        summary="Whether the process can still recover",
+        response_model=schemas.Live,
+        responses={
+            200: {"headers": _REQUEST_ID},
+            503: {
+                "model": schemas.Live,
+                "description": "It cannot: start it anew",
+                "headers": _REQUEST_ID,
+            },
+        },
     )
     async def live() -> Response:
-        failed = supervisor.failure is not None
-        return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+        report = schemas.Live(status="ok" if supervisor.failure is None else "failed")
+        return JSONResponse(report.model_dump(), 200 if report.status == "ok" else 503)
 
-    @app.get("/metrics", summary="Numbers for Prometheus", response_class=PlainTextResponse)
+    @app.head("/metrics", include_in_schema=False)
+    @app.get(
+        "/metrics",
+        summary="Numbers for Prometheus",
+        response_class=PlainTextResponse,
+        responses={
+            200: {
+                "headers": _REQUEST_ID,
+                "content": {
+                    "text/plain": {"schema": {"type": "string"}},
+                    "application/openmetrics-text": {"schema": {"type": "string"}},
+                },
+            }
+        },
+    )
     async def scrape(request: Request) -> Response:
         text, content_type = metrics.expose(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
@@ -329,11 +390,20 @@ def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:
         metrics.error_told(code)
         response = _error_response(error.status_code, code, message, None)
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["Allow"] = _allowed_methods(request)
         return response
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of all routes with this path: Starlette names those of the first alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 _HTTP_ERRORS = {

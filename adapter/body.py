@@ -462,6 +462,7 @@ def openapi_request_body(model: type[BaseModel]) -> dict[str, Any]:
         "properties": {"request": reference, "audio": upload},
         "required": ["request"],
         "additionalProperties": False,
+        "description": "`audio` is the song; `request` names none beside it.",
     }
     content = {
         JSON_TYPE: {"schema": reference, "examples": examples},

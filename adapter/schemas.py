@@ -44,10 +44,10 @@ EXAMPLE_SONG = base64.b64encode(
     + bytes(128 + 90 * (-1) ** (n // 10) for n in range(1600))
 ).decode()
 _ONE_SOURCE: dict[str, Any] = {
-    "not": {
-        "required": ["audio_url", "audio"],
-        "properties": {"audio_url": {"type": "string"}, "audio": {"type": "string"}},
-    }
+    "anyOf": [
+        {"properties": {"audio_url": {"type": "null"}}},
+        {"properties": {"audio": {"type": "null"}}},
+    ]
 }
 
 
@@ -103,7 +103,6 @@ class AudioSource(RequestModel):
             default=None,
             description="An audio file in base64, standard or URL-safe, with or without a `data:` "
             "prefix.",
-            examples=["UklGRiQAAABXQVZF…"],
         )
     )
 
@@ -464,6 +463,12 @@ class Answers(AnswerModel):
 
 class BatchAnswer(Billed, Answers):
     """The answers to a batch; its seconds and dollars are their sums."""
+
+
+class Live(AnswerModel):
+    """Whether the process can still recover."""
+
+    status: Literal["ok", "failed"]
 
 
 class Health(AnswerModel):
