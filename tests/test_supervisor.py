@@ -12,6 +12,7 @@ from adapter import supervisor as supervision
 from adapter.checkpoint import Checkpoint, load_checkpoint
 from adapter.engine import Engine
 from adapter.errors import EngineDeadError, UnavailableError
+from adapter.keys import Client
 from adapter.metrics import EngineReading, Metrics
 from adapter.schemas import GenerateBatchRequest
 from adapter.service import Started
@@ -101,7 +102,7 @@ async def test_a_batch_whose_engine_dies_in_the_middle_arrives_whole(demo_model:
     first = Mortal(continuous=True, fail=failing(4, EngineDeadError))
     second = Mortal(continuous=True)
     async with supervised(demo_model, first, replaced_by(second)) as supervisor:
-        answer = await supervisor.service.generate_batch(BATCH, None)
+        answer = await supervisor.service.generate_batch(BATCH, None, Client())
     assert [one.finish_reason for one in answer.answers] == ["length"] * 4
     assert len(second.calls) == 4
     assert supervisor.num_restarts == 1
@@ -134,7 +135,7 @@ async def test_an_engine_that_dies_between_requests_is_noticed_and_replaced(
         engine.killed = True
         await until(lambda: supervisor.num_restarts == 1)
         await until(lambda: supervisor.status() == "ok")
-        await supervisor.service.generate_batch(BATCH, None)
+        await supervisor.service.generate_batch(BATCH, None, Client())
     assert len(second.calls) == 4
 
 
@@ -154,7 +155,7 @@ async def test_after_too_many_restarts_in_a_row_it_gives_up_and_says_so(demo_mod
 async def test_who_waits_for_an_engine_that_is_given_up_is_told(demo_model: Path) -> None:
     engine = Mortal(continuous=True, fail=failing(99, EngineDeadError))
     async with supervised(demo_model, engine, replaced_by(), max_restarts="1") as supervisor:
-        answer = await supervisor.service.generate_batch(BATCH, None)
+        answer = await supervisor.service.generate_batch(BATCH, None, Client())
     codes = {one.error.code for one in answer.answers if one.error}
     assert codes == {"failed"}
 
@@ -165,7 +166,7 @@ async def test_an_answer_between_two_deaths_starts_the_count_anew(demo_model: Pa
         demo_model, engines[0], replaced_by(*engines[1:]), max_restarts="1"
     ) as supervisor:
         for number, engine in enumerate(engines[:-1], 1):
-            await supervisor.service.generate_batch(BATCH, None)
+            await supervisor.service.generate_batch(BATCH, None, Client())
             engine.killed = True
             await until(lambda number=number: supervisor.num_restarts == number)  # type: ignore[misc]
             await until(lambda: supervisor.status() == "ok")
@@ -177,7 +178,7 @@ async def test_a_stuck_engine_is_ended_and_its_prompts_are_answered_by_the_next(
     stuck, second = Mortal(continuous=True), Mortal(continuous=True)
     stuck.stuck = True
     async with supervised(demo_model, stuck, replaced_by(second), stall_seconds="1") as supervisor:
-        answer = await supervisor.service.generate_batch(BATCH, None)
+        answer = await supervisor.service.generate_batch(BATCH, None, Client())
     assert stuck.killed
     assert [one.finish_reason for one in answer.answers] == ["length"] * 4
 
@@ -185,7 +186,7 @@ async def test_a_stuck_engine_is_ended_and_its_prompts_are_answered_by_the_next(
 async def test_a_busy_engine_that_ends_steps_is_left_alone(demo_model: Path) -> None:
     busy = Mortal(continuous=True, step_seconds=0.5)
     async with supervised(demo_model, busy, replaced_by(), stall_seconds="1") as supervisor:
-        working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None))
+        working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None, Client()))
         while not working.done():
             busy.progress_at = time.monotonic()
             await asyncio.sleep(0.05)
@@ -199,7 +200,7 @@ async def test_a_stuck_engine_that_cannot_be_ended_alone_ends_the_server(demo_mo
     told = asyncio.Event()
     async with supervised(demo_model, stuck, replaced_by(), stall_seconds="1") as supervisor:
         supervisor.on_failure = told.set
-        working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None))
+        working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None, Client()))
         await asyncio.wait_for(told.wait(), 20)
         assert supervisor.status() == "failed"
         working.cancel()
