@@ -248,9 +248,10 @@ def test_50_disconnects_leave_nothing_in_the_engine_and_no_file(
 
 @pytest.fixture(scope="module")
 def undisturbed(vllm_server: tuple[Server, Path]) -> tuple[dict[str, Any], list[str]]:
-    """A batch about a song of five minutes, and its answers before any kill."""
+    """A batch about a song of fifteen minutes, whose prefill takes seconds, and its answers before
+    any kill."""
     body = batch(13, max_new_tokens=100)
-    body["audio"] = as_base64(song(300, seed=9))
+    body["audio"] = as_base64(song(900, seed=9))
     return body, texts(vllm_server[0].post("/generate_batch", body))
 
 
