@@ -30,6 +30,7 @@ from tests.wire.test_engine_death import engine_processes
 pytestmark = [pytest.mark.soak, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 SEEDED = {"do_sample": True, "temperature": 1.2, "seed": 11}
+STALL_SECONDS = 15
 SONGS = [as_base64(song(seconds, seed=index)) for index, seconds in enumerate((5, 20, 35))]
 
 
@@ -186,7 +187,7 @@ def vllm_server(
     settings = {
         "ADAPTER_MAX_QUEUED": "64",
         "ADAPTER_MAX_NUM_SEQS": "8",
-        "ADAPTER_STALL_SECONDS": "15",
+        "ADAPTER_STALL_SECONDS": str(STALL_SECONDS),
     }
     with serving(demo_model, folder, "vllm", settings) as server:
         yield server, folder
@@ -302,8 +303,15 @@ def test_a_stopped_engine_is_noticed_and_replaced_and_a_busy_one_is_not(
 ) -> None:
     server, _ = vllm_server
     restarts = metric(server, "adapter_engine_restarts_total")
-    busy = server.post("/generate_batch", batch(64, max_new_tokens=1500))
-    busy_seconds = busy.json()["timings"]["wall_seconds"]
+    started = time.monotonic()
+
+    def keep_busy(_: int) -> None:
+        while time.monotonic() - started < 2 * STALL_SECONDS:
+            server.post("/generate_batch", batch(64, max_new_tokens=1500))
+
+    with ThreadPoolExecutor(2) as clients:  # two, so that the engine is never without a prompt
+        list(clients.map(keep_busy, range(2)))
+    busy_seconds = time.monotonic() - started
     assert metric(server, "adapter_engine_restarts_total") == restarts
     threading.Timer(0.3, lambda: [p.suspend() for p in engine_processes(server)]).start()
     started = time.monotonic()
