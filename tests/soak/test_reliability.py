@@ -223,7 +223,8 @@ def test_50_disconnects_leave_nothing_in_the_engine_and_no_file(
         names = [str(link.readlink()) for link in files.iterdir() if link.is_symlink()]
         return sorted(name for name in names if "/tmp/" in name or "memfd:" in name)
 
-    server.post("/generate_batch", batch(2))
+    for which_song in range(3):  # which the server then keeps for a while
+        server.post("/generate_batch", batch(2, which_song=which_song))
     before = held()
 
     def leave(number: int) -> bool:
@@ -249,10 +250,10 @@ def test_50_disconnects_leave_nothing_in_the_engine_and_no_file(
 
 @pytest.fixture(scope="module")
 def undisturbed(vllm_server: tuple[Server, Path]) -> tuple[dict[str, Any], list[str]]:
-    """A batch about a song of fifteen minutes, whose prefill takes seconds, and its answers before
+    """A batch about a song of ten minutes, whose prefill takes seconds, and its answers before
     any kill."""
     body = batch(13, max_new_tokens=100)
-    body["audio"] = as_base64(song(900, seed=9))
+    body["audio"] = as_base64(song(600, seed=9))
     return body, texts(vllm_server[0].post("/generate_batch", body))
 
 
