@@ -114,4 +114,4 @@ def test_sigterm_while_the_engine_starts_ends_it_at_once(starting: Server) -> No
     time.sleep(3)  # it loads the weights
     processes = descendants(starting)
     starting.process.terminate()
-    assert exit_code(starting, processes, 5) == 0
+    assert exit_code(starting, processes, 15) == 0  # where the start would take a minute
