@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from adapter.body import add_request_schemas, openapi_request_body, read_body
 from adapter.engine import start_engine
 from adapter.errors import (
     AdapterError,
+    ForbiddenError,
     RequestTimeoutError,
     SettingsError,
     TooManyRequestsError,
@@ -135,7 +137,7 @@ def create_app(
     metrics = Metrics(lambda: _read_engine(supervisor))
     supervisor = Supervisor(settings, deaf(start), deaf(start_engine), metrics=metrics)
     gate = Gate()
-    replies = Replies()
+    replies: defaultdict[str | None, Replies] = defaultdict(Replies)  # of each key
     intake = Intake(
         max_bytes=settings.max_bodies_bytes,
         timeout_seconds=settings.body_timeout_seconds,
@@ -180,11 +182,12 @@ def create_app(
         key = idempotency_key(request.headers.getlist(HEADER))
         with gate.enter(), contextlib.ExitStack() as files:
             receive = files.enter_context(intake.body(request.receive))
-            body, upload = await read_body(
-                Request(request.scope, receive),
-                max_json_bytes=settings.max_body_bytes,
-                max_audio_bytes=settings.max_audio_bytes,
-            )
+            with supervisor.service.quotas.receive(client.name):
+                body, upload = await read_body(
+                    Request(request.scope, receive),
+                    max_json_bytes=settings.max_body_bytes,
+                    max_audio_bytes=settings.max_audio_bytes,
+                )
             if upload is not None:
                 files.enter_context(upload)
 
@@ -200,8 +203,8 @@ def create_app(
             digest = await asyncio.to_thread(request_digest, request.url.path, body, upload)
             reply, replayed = await _while_connected(
                 request,
-                replies.reply(
-                    (client.name or "", key),
+                replies[client.name].reply(
+                    key,
                     digest,
                     lambda: _with_refusals(metrics, make()),
                     files,
@@ -282,6 +285,9 @@ def create_app(
         },
     )
     async def scrape(request: Request) -> Response:
+        name = request.state.client.name
+        if name is not None and settings.metrics_keys and name not in settings.metrics_keys:
+            raise ForbiddenError("this API key may not read /metrics; ask for one that may")
         text, content_type = metrics.expose(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
@@ -331,12 +337,15 @@ def _note_errors(metrics: Metrics, result: Result) -> None:
             metrics.error_told(answer.error.code)
 
 
+_MAY_PASS = {408, 429}
+
+
 async def _with_refusals(metrics: Metrics, making: Coroutine[Any, Any, Reply]) -> Reply:
     """A refusal that would come again as a reply, so that it can be kept; the rest is raised."""
     try:
         return await making
     except AdapterError as error:
-        if error.status >= 500:
+        if error.status in _MAY_PASS or error.status >= 500:
             raise
         metrics.error_told(error.code)
         body = schemas.ErrorResponse(

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterat
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
+from adapter.admission import Party, Turns
 from adapter.decoder import DecoderPool, EncodedSong, Song
 from adapter.errors import AdapterError, TooLargeError, UnprocessableError
 from adapter.fetch import fetch
@@ -36,6 +37,8 @@ __all__ = [
     "cut",
 ]
 
+
+MAX_FETCHES = 8  # of one request at a time
 
 _PIECE_BYTES = 1 << 18  # a thread that decodes or hashes yields to the event loop between pieces
 _DATA_PREFIX = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
@@ -101,6 +104,9 @@ class Songs:
         pool: DecoderPool,
         limits: AudioLimits,
         room: Room,
+        turns: Turns,
+        *,
+        party: Party | None = None,
         cache: SongCache | None = None,
         owner: bytes | None = None,
     ) -> None:
@@ -110,7 +116,9 @@ class Songs:
         self._cache = cache
         self._owner = owner
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
-        self._turns = asyncio.Semaphore(pool.num_workers)
+        self._turns = turns
+        self._party = party or Party()
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._taken_bytes = 0
 
     async def __aenter__(self) -> Self:
@@ -158,7 +166,7 @@ class Songs:
         key = (self._owner, encoded.digest)
         song = self._cache.get(key) if self._cache else None
         if song is None:
-            async with self._turns:
+            async with self._turns.turn(self._party):
                 self._room.take(0)  # what follows the one too many is not decoded
                 song = await self._pool.decode(encoded.file)
         self._room.take(song.samples.nbytes)
@@ -176,13 +184,14 @@ class Songs:
         if isinstance(source, AudioBase64):
             encoded = await asyncio.to_thread(decode_base64, source.text, limits.max_bytes)
         else:
-            encoded = await fetch(
-                source.url,
-                max_bytes=limits.max_bytes,
-                timeout_seconds=limits.fetch_timeout_seconds,
-                allowed_hosts=limits.allowed_hosts,
-                allow_private=limits.allow_private,
-            )
+            async with self._fetches:
+                encoded = await fetch(
+                    source.url,
+                    max_bytes=limits.max_bytes,
+                    timeout_seconds=limits.fetch_timeout_seconds,
+                    allowed_hosts=limits.allowed_hosts,
+                    allow_private=limits.allow_private,
+                )
         with encoded.file:
             yield encoded
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -128,7 +129,9 @@ class Scheduler:
         self._continuous = continuous
         self._default_group_size = min(TRANSFORMERS_GROUP_SIZE, max_group_size)
         self._max_num_seqs = max_num_seqs
-        self.turns = Turns(max_num_seqs if continuous else 1)
+        # A static engine has a call that runs and one that is ready: each holds its features.
+        self.turns = Turns(max_num_seqs if continuous else 2)
+        self._call = asyncio.Lock()
         self._suspects = asyncio.Lock()
         self._buried: Engine | None = None
         self._last_shares: dict[str, float] = {}  # of a dead engine's prompts, till each takes its
@@ -222,17 +225,13 @@ class Scheduler:
     async def _attempt(self, tickets: Sequence[Ticket], party: Party) -> None:
         """One call to the engine, in its turn. Raises EngineError for the whole call, and
         UnavailableError where there is no engine any more."""
-        if self._continuous:
-            # The turn comes first: between `prepare` and `generate` nothing may wait, or a prompt
-            # that leans on another's features would reach the engine before them.
-            async with self.turns.turn(party):
-                engine = await self._engines.running()
-                await self._generate(engine, await self._prepare(engine, tickets))
-            return
-        engine = await self._engines.running()
-        calls = await self._prepare(engine, tickets)  # while another call runs
+        # The turn comes first: between `prepare` and `generate` of a continuous engine nothing may
+        # wait, or a prompt that leans on another's features would reach the engine before them.
         async with self.turns.turn(party):
-            await self._generate(engine, calls)
+            engine = await self._engines.running()
+            calls = await self._prepare(engine, tickets)
+            async with nullcontext() if self._continuous else self._call:
+                await self._generate(engine, calls)
 
     async def _prepare(self, engine: Engine, tickets: Sequence[Ticket]) -> list[_Call]:
         """Have the engine make its inputs; a ticket whose input is at fault is failed alone."""

@@ -3,6 +3,7 @@
 AdapterError
 ├── UnprocessableError      422  a field is missing, unknown, out of range, or does not fit
 ├── UnauthorizedError       401
+├── ForbiddenError          403  a key that may not do this
 ├── RequestTimeoutError     408  the body came too slowly
 ├── TooLargeError           413  found while reading
 ├── NotAudioError           415  the bytes are no audio that can be decoded
@@ -47,6 +48,11 @@ class EngineCrashedError(UnprocessableError):
 class UnauthorizedError(AdapterError):
     status = 401
     code = "unauthorized"
+
+
+class ForbiddenError(AdapterError):
+    status = 403
+    code = "forbidden"
 
 
 class RequestTimeoutError(AdapterError):

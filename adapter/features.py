@@ -1,7 +1,7 @@
 """Log-mel features of a clip, made once on a thread of their own, however many prompts ask."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,7 @@ class FeatureCache:
         self._feature_extractor = feature_extractor
         self._max_clips = max_clips
         self._tasks: OrderedDict[str, asyncio.Future[AudioFeatures]] = OrderedDict()
+        self._num_waiting: Counter[str] = Counter()
         # One thread: the spectrogram of a long song takes some hundred MB while it is made.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="features")
 
@@ -51,11 +52,24 @@ class FeatureCache:
         self._tasks.move_to_end(clip.uuid)
         while len(self._tasks) > self._max_clips:
             self._tasks.popitem(last=False)
+        self._num_waiting[clip.uuid] += 1
         try:
             return await asyncio.shield(task)  # others may wait for it after this one has left
         except AdapterError:
             self._tasks.pop(clip.uuid, None)
             raise
+        finally:
+            self._leave(clip.uuid, task)
+
+    def _leave(self, uuid: str, task: "asyncio.Future[AudioFeatures]") -> None:
+        """What nobody waits for any more is not begun."""
+        self._num_waiting[uuid] -= 1
+        if self._num_waiting[uuid]:
+            return
+        del self._num_waiting[uuid]
+        if not task.done() and self._tasks.get(uuid, task) is task:
+            task.cancel()
+            self._tasks.pop(uuid, None)
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=False)

@@ -11,9 +11,10 @@ import ipaddress
 import re
 import socket
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -28,6 +29,8 @@ from adapter.errors import (
 )
 
 MAX_REDIRECTS = 3
+LOOK_UP_SECONDS = 20.0
+MAX_THREADS = 512
 MAX_URL_CHARACTERS = 8_192
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # (host, port) to addresses
@@ -219,10 +222,37 @@ class CheckedResolver(AbstractResolver):
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
-    """The system's look-up. Bytes keep Python from applying its IDNA to what is ASCII by now."""
+    """The system's look-up, in a thread of its own: one for a name whose servers never answer takes
+    a minute that nobody can cut short, and must not keep others' waiting."""
+    if threading.active_count() > MAX_THREADS:
+        raise OSError("too many look-ups that get no answer")
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    found: asyncio.Future[list[Any]] = loop.create_future()
+    threading.Thread(target=_look_up, args=(host, port, loop, found), daemon=True).start()
+    async with asyncio.timeout(LOOK_UP_SECONDS):
+        return list(dict.fromkeys(str(address[0]) for *_, address in await found))
+
+
+def _look_up(
+    host: str, port: int, loop: asyncio.AbstractEventLoop, found: "asyncio.Future[list[Any]]"
+) -> None:
+    """Bytes keep Python from applying its IDNA to what is ASCII by now."""
+    result: list[Any] | OSError
+    try:
+        result = socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        result = error
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_settle, found, result)
+
+
+def _settle(found: "asyncio.Future[list[Any]]", result: list[Any] | OSError) -> None:
+    if found.done():  # whoever asked has left
+        return
+    if isinstance(result, OSError):
+        found.set_exception(result)
+    else:
+        found.set_result(result)
 
 
 def open_session(policy: Policy, resolve: Resolve | None) -> aiohttp.ClientSession:

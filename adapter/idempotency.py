@@ -102,8 +102,8 @@ def _add_value(digest: "hashlib._Hash", value: object) -> None:
 class Replies:
     """Replies by key: those being made, and those that were.
 
-    A key is the client's own and the name it is scoped to. The oldest replies go first where
-    there are too many, or too many bytes of them; one that is being made always stays.
+    Each client has replies of its own. The oldest go first where there are too many, or too many
+    bytes of them; one that is being made always stays.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class Replies:
         self._max_replies = max_replies
         self._max_bytes = max_bytes
         self._clock = clock
-        self._running: dict[tuple[str, str], _Running] = {}
-        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._running: dict[str, _Running] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._num_bytes = 0
 
     async def reply(
         self,
-        key: tuple[str, str],
+        key: str,
         digest: bytes,
         make: Callable[[], Coroutine[Any, Any, Reply]],
         files: ExitStack,
@@ -151,7 +151,7 @@ class Replies:
 
     def _start(
         self,
-        key: tuple[str, str],
+        key: str,
         digest: bytes,
         make: Callable[[], Coroutine[Any, Any, Reply]],
         files: ExitStack,
@@ -165,7 +165,7 @@ class Replies:
 
     async def _make(
         self,
-        key: tuple[str, str],
+        key: str,
         digest: bytes,
         make: Callable[[], Coroutine[Any, Any, Reply]],
     ) -> Reply:
@@ -181,7 +181,7 @@ class Replies:
             self._keep(key, _Kept(digest, reply, self._clock() + self._kept_seconds))
         return reply
 
-    async def _wait(self, key: tuple[str, str], running: _Running) -> Reply:
+    async def _wait(self, key: str, running: _Running) -> Reply:
         running.num_waiting += 1
         try:
             await asyncio.wait([running.task])
@@ -193,7 +193,7 @@ class Replies:
                 running.task.cancel()
                 await asyncio.wait([running.task])
 
-    def _keep(self, key: tuple[str, str], kept: _Kept) -> None:
+    def _keep(self, key: str, kept: _Kept) -> None:
         self._kept[key] = kept
         self._num_bytes += len(kept.reply.body)
         while len(self._kept) > self._max_replies or self._num_bytes > self._max_bytes:

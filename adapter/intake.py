@@ -16,8 +16,8 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 class Intake:
     """Bounds what all requests hold of their bodies, and the time that one takes to arrive.
 
-    A body has `timeout_seconds` and a second more for each 16 KiB that came of it, but never more
-    than `max_seconds`.
+    A body may be `timeout_seconds` late, where 16 KiB are due in each second, and take no more than
+    `max_seconds` in all.
     """
 
     def __init__(self, *, max_bytes: int, timeout_seconds: float, max_seconds: float) -> None:
@@ -36,15 +36,14 @@ class Intake:
         It raises RequestTimeoutError where the body is too slow, and UnavailableError (code
         `queue_full`) where all bodies together are too large.
         """
-        began = time.monotonic()
+        began = due_at = time.monotonic()  # due_at: when the next byte is due
         received_bytes = 0
 
         async def limited() -> Message:
-            nonlocal received_bytes
-            allowed_seconds = self._timeout_seconds + received_bytes / MIN_BYTES_PER_SECOND
-            left_seconds = began + min(allowed_seconds, self._max_seconds) - time.monotonic()
+            nonlocal due_at, received_bytes
+            ends_at = min(due_at + self._timeout_seconds, began + self._max_seconds)
             try:
-                async with asyncio.timeout(left_seconds):
+                async with asyncio.timeout(ends_at - time.monotonic()):
                     message = await receive()
             except TimeoutError:
                 raise RequestTimeoutError(
@@ -55,6 +54,8 @@ class Intake:
             if num_bytes:
                 self._room.take(num_bytes)
             received_bytes += num_bytes
+            # Nobody gets ahead of the clock: a body that stops has no more time than a new one.
+            due_at = min(due_at + num_bytes / MIN_BYTES_PER_SECOND, time.monotonic())
             return message
 
         try:

@@ -95,6 +95,9 @@ class KeyCheck:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # there is none here
+            return
         if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return

@@ -28,6 +28,7 @@ class Quotas:
         self._max_seconds = max_seconds_per_day
         self._clock = clock
         self._num_inside: Counter[str] = Counter()
+        self._num_bodies: Counter[str] = Counter()
         self._day = self._today()
         self._used_seconds = dict(used_today)
 
@@ -44,6 +45,23 @@ class Quotas:
             yield
         finally:
             self._num_inside[name] -= num_prompts
+
+    @contextmanager
+    def receive(self, name: str | None) -> Iterator[None]:
+        """The block receives a body: a key has as many on their way as it may have prompts."""
+        if name is None or self._max_prompts is None:
+            yield
+            return
+        if self._num_bodies[name] >= self._max_prompts:
+            raise TooManyRequestsError(
+                f"this key may have {self._max_prompts} requests on their way; finish one first",
+                code="too_many_prompts",
+            )
+        self._num_bodies[name] += 1
+        try:
+            yield
+        finally:
+            self._num_bodies[name] -= 1
 
     def spend(self, name: str | None, elapsed_seconds: float) -> None:
         if name is None:

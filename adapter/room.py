@@ -1,6 +1,6 @@
 """How much of one thing all requests together may hold."""
 
-from adapter.errors import UnavailableError
+from adapter.errors import TooLargeError, UnavailableError
 
 
 class Room:
@@ -12,8 +12,13 @@ class Room:
         self.held_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """Raises UnavailableError of code `queue_full`, and takes nothing, where it is too much;
-        taking 0 bytes asks whether any are left."""
+        """Take them, or raise: TooLargeError for what never fits, UnavailableError of code
+        `queue_full` for what does not fit now. Taking 0 bytes asks whether any are left."""
+        if num_bytes > self._max_bytes:
+            raise TooLargeError(
+                f"{self._name} may have {self._max_bytes} bytes and these have {num_bytes}; send "
+                "less at once"
+            )
         if self.held_bytes + max(1, num_bytes) > self._max_bytes:
             raise UnavailableError(
                 f"{self._name} of all requests together may have {self._max_bytes} bytes, and that "

@@ -25,7 +25,7 @@ from adapter.request import FinishReason, Sampling
 from adapter.settings import Settings
 
 MAX_PROMPT_CHARACTERS = 24_000
-MAX_URL_CHARACTERS = 16_384
+MAX_URL_CHARACTERS = 8_192
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to it; both engines shall draw alike
 DEFAULT_MAX_NEW_TOKENS = 512

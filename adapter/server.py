@@ -54,10 +54,12 @@ def serve(
         # Our own line says more than uvicorn's, which shows query strings.
         access_log=False,
         http=Connection,
+        ws="none",
     )
     server = Server(config, app.state.gate, app.state.supervisor, settings.drain_seconds)
     logger.info("listening on http://%s:%d", *listening.getsockname()[:2])
     server.run(sockets=[listening])
+    _exit_in(START_SECONDS, server.exit_code)  # whatever thread Python still waits for
     return server.exit_code
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import BinaryIO
 
 from adapter import schemas
-from adapter.admission import Door, Party
+from adapter.admission import Door, Party, Turns
 from adapter.audio import (
     AudioBase64,
     AudioLimits,
@@ -104,6 +104,7 @@ class Service:
         self._decoders = DecoderPool(
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
+        self._decoder_turns = Turns(settings.decoder_workers)
         self._song_room = Room("the decoded songs", settings.max_songs_bytes)
         forgets = settings.song_cache_bytes == 0 or settings.cache_scope == "request"
         self._song_cache = None if forgets else SongCache(settings.song_cache_bytes)
@@ -165,8 +166,10 @@ class Service:
             self._decoders,
             self._audio_limits,
             self._song_room,
-            self._song_cache,
-            client.cache_key,
+            self._decoder_turns,
+            party=Party(client.name or ""),
+            cache=self._song_cache,
+            owner=client.cache_key,
         )
 
     async def _load_shared(

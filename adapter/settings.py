@@ -19,6 +19,7 @@ FALLBACK_USD_PER_SECOND = 0.000583  # an A100 40 GB
 
 MIB = 2**20
 GIB = 2**30
+_KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": MIB, "GiB": GIB}
 
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
@@ -159,7 +160,7 @@ def _api_keys(text: str) -> dict[bytes, str]:
     names: dict[bytes, str] = {}
     for pair in text.split(","):
         name, colon, key = pair.strip().partition(":")
-        if not colon or not re.fullmatch(r"[A-Za-z0-9_.@-]{1,64}", name):
+        if not colon or not _KEY_NAME.fullmatch(name):
             raise ValueError
         if not re.fullmatch(r"[!-+\--~]{1,512}", key):
             raise ValueError
@@ -167,6 +168,13 @@ def _api_keys(text: str) -> dict[bytes, str]:
         if digest in names:
             raise _ExpectedError(f"keys that differ: {name!r} has one that stands there twice")
         names[digest] = name
+    return names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(_KEY_NAME.fullmatch(name) for name in names):
+        raise ValueError
     return names
 
 
@@ -189,6 +197,7 @@ _API_KEYS = _Kind(
     "and everybody may ask",
     secret=True,
 )
+_NAMES = _Kind(_names, "names of API keys with commas between them (prometheus,ops)")
 _ORIGINS = _Kind(_origins, "origins with commas between them (https://app.example.com), or *")
 
 
@@ -288,6 +297,12 @@ class Settings:
     )
     api_keys: Mapping[bytes, str] = _setting(
         {}, _API_KEYS, "name:key pairs (ann:KEY,bob:KEY) of who may ask", shown="everybody may ask"
+    )
+    metrics_keys: tuple[str, ...] = _setting(
+        (),
+        _NAMES,
+        "Names of the keys that may read /metrics, which counts all keys' songs",
+        shown="every key",
     )
     cache_scope: Literal["key", "all", "request"] = _setting(
         "key",

@@ -125,9 +125,19 @@ def write_csv(report: UsageReport, file: TextIO) -> int:
     writer.writerow(COLUMNS)
     count = 0
     for record in report.records():
-        writer.writerow(record)
+        writer.writerow(map(_no_formula, record))
         count += 1
     return count
+
+
+def _no_formula(value: object) -> object:
+    """A text that a spreadsheet would compute gets a quote in front; clients choose some of them.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return "'" + value
+    return value
 
 
 def format_totals(by: Sequence[str], totals: Sequence[Total]) -> str:

@@ -1,7 +1,8 @@
 """`python -m tests.fake_server --port N`: the real server on an engine that starts at once.
 
 The engine has a process of its own, as vLLM's has, which would end at SIGINT. Its start takes
-FAKE_START_SECONDS, and a request's head may take FAKE_HEAD_SECONDS.
+FAKE_START_SECONDS, and a request's head may take FAKE_HEAD_SECONDS, a client's
+silence FAKE_READ_SECONDS.
 """
 
 import argparse
@@ -52,6 +53,7 @@ if __name__ == "__main__":
     parser.add_argument("--root-path", default="")
     args = parser.parse_args()
     connections.HEAD_SECONDS = float(os.environ.get("FAKE_HEAD_SECONDS", "20"))
+    connections.READ_SECONDS = float(os.environ.get("FAKE_READ_SECONDS", "30"))
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     sys.exit(

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from adapter.admission import Turns
 from adapter.audio import (
     AudioBase64,
     AudioLimits,
@@ -84,7 +85,7 @@ async def test_url_base64_and_upload_of_a_file_give_the_same_song(pool: Counting
     digests = set()
     async with serving(serve) as base:
         for source in (AudioUrl(f"{base}/picture.png"), as_base64(data), upload(data)):
-            async with Songs(pool, LIMITS, new_room()) as songs:
+            async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
                 digests.add((await songs.load(source)).song.digest)
     assert len(digests) == 1
     assert pool.num_songs == 3
@@ -101,7 +102,7 @@ async def test_sixty_four_prompts_load_a_song_once_and_one_is_told_the_time(
         requests += 1
         return web.FileResponse(real_song())
 
-    async with serving(serve) as base, Songs(pool, LIMITS, new_room()) as songs:
+    async with serving(serve) as base, Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         loaded = await asyncio.gather(*(songs.load(AudioUrl(base)) for _ in range(64)))
         later = await songs.load(AudioUrl(base))
     assert requests == pool.num_songs == 1
@@ -114,7 +115,7 @@ async def test_sixty_four_prompts_load_a_song_once_and_one_is_told_the_time(
 
 async def test_the_same_bytes_from_many_sources_are_decoded_once(pool: CountingPool) -> None:
     data = encode(melody(1), "flac")
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         sources: list[Source] = [as_base64(data) for _ in range(5)] + [upload(data)]
         loaded = await asyncio.gather(*map(songs.load, sources))
     assert pool.num_songs == 1
@@ -127,14 +128,14 @@ async def test_the_next_request_about_the_same_bytes_decodes_nothing_unless_it_i
     data = encode(melody(1), "flac")
     cache = SongCache(2**20)
     for owner in (b"ann", b"ann", b"bob", b"ann"):
-        async with Songs(pool, LIMITS, new_room(), cache, owner) as songs:
+        async with Songs(pool, LIMITS, new_room(), Turns(2), cache=cache, owner=owner) as songs:
             loaded = await songs.load(as_base64(data))
             assert len(loaded.song.samples) == 16_000
     assert pool.num_songs == 2
 
 
 async def test_different_songs_are_loaded_side_by_side(pool: CountingPool) -> None:
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         sources = [as_base64(encode(melody(1, seed=seed), "flac")) for seed in range(3)]
         loaded = await asyncio.gather(*map(songs.load, sources))
     assert len({one.song.digest for one in loaded}) == pool.num_songs == 3
@@ -142,7 +143,7 @@ async def test_different_songs_are_loaded_side_by_side(pool: CountingPool) -> No
 
 async def test_a_prompt_that_leaves_does_not_stop_the_others(pool: CountingPool) -> None:
     source = as_base64(encode(melody(60), "flac"))
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         leaving = asyncio.create_task(songs.load(source))
         await asyncio.sleep(0)
         staying = asyncio.create_task(songs.load(source))
@@ -170,7 +171,7 @@ async def test_the_end_of_a_request_stops_its_loading_and_closes_its_files(
             raise
 
     async with serving(serve) as base:
-        async with Songs(pool, LIMITS, new_room()) as songs:
+        async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
             task = asyncio.create_task(songs.load(AudioUrl(base)))
             await asyncio.sleep(0.2)
         async with asyncio.timeout(2):
@@ -192,9 +193,9 @@ def temporary_files() -> set[str]:
 
 
 async def test_the_samples_of_all_requests_together_have_a_limit(pool: CountingPool) -> None:
-    room = Room("the songs", max_bytes=3 * 9 * 64_000)
+    room, turns = Room("the songs", max_bytes=3 * 9 * 64_000), Turns(2)
     sources = [as_base64(encode(melody(9, seed=seed), "flac")) for seed in range(6)]
-    async with Songs(pool, LIMITS, room) as some, Songs(pool, LIMITS, room) as others:
+    async with Songs(pool, LIMITS, room, turns) as some, Songs(pool, LIMITS, room, turns) as others:
         loads = [*map(some.load, sources[:3]), *map(others.load, sources[3:])]
         results = await asyncio.gather(*loads, return_exceptions=True)
         refused = [result for result in results if isinstance(result, UnavailableError)]
@@ -220,7 +221,7 @@ async def test_the_samples_of_all_requests_together_have_a_limit(pool: CountingP
 async def test_an_error_names_the_field_and_is_everybody_s(
     pool: CountingPool, source: Source, error: type[AdapterError], field: str
 ) -> None:
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         for _ in range(2):
             with pytest.raises(error) as caught:
                 await songs.load(source)
@@ -228,14 +229,14 @@ async def test_an_error_names_the_field_and_is_everybody_s(
 
 
 async def test_an_upload_past_the_limit_is_refused(pool: CountingPool) -> None:
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         with pytest.raises(TooLargeError):
             await songs.load(upload(bytes(4_000_001)))
 
 
 async def test_an_upload_is_read_from_its_start_and_stays_open(pool: CountingPool) -> None:
     source = upload(encode(melody(1), "flac"))  # its position is the end
-    async with Songs(pool, LIMITS, new_room()) as songs:
+    async with Songs(pool, LIMITS, new_room(), Turns(2)) as songs:
         assert (await songs.load(source)).song.duration_seconds == 1
     assert not source.file.closed
 

@@ -16,6 +16,7 @@ from tests.server import Server
 from tests.test_server_signals import fake_server
 
 HEAD_SECONDS = 3.0
+READ_SECONDS = 3.0
 BODY_HEAD = (
     b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
     b"Content-Length: 1000\r\n\r\n"
@@ -25,15 +26,24 @@ BODY_HEAD = (
 @pytest.fixture(scope="module")
 def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("connections") / "log"
-    settings = {"FAKE_HEAD_SECONDS": str(HEAD_SECONDS), "ADAPTER_BODY_TIMEOUT_SECONDS": "3"}
+    settings = {
+        "FAKE_HEAD_SECONDS": str(HEAD_SECONDS),
+        "FAKE_READ_SECONDS": str(READ_SECONDS),
+        "ADAPTER_BODY_TIMEOUT_SECONDS": "3",
+    }
     with fake_server(demo_model, log, **settings) as running:
         yield running
 
 
-def connect(server: Server) -> socket.socket:
+def connect(server: Server, receive_bytes: int | None = None) -> socket.socket:
     url = httpx.URL(server.url)
     assert url.port is not None
-    return socket.create_connection((url.host, url.port), timeout=60)
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(60)
+    connection.connect((url.host, url.port))
+    return connection
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -51,7 +61,7 @@ def everything(connection: socket.socket) -> bytes:
     "text",
     [
         b"hello\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",  # without a Host
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
@@ -84,6 +94,47 @@ def test_a_connection_that_asks_nothing_ends_and_one_between_requests_too(server
         assert everything(half) == b""
         assert everything(second).count(b"HTTP/1.1 200 OK") == 1
     assert HEAD_SECONDS - 1 < time.monotonic() - started < HEAD_SECONDS + 5
+
+
+def test_a_client_that_reads_nothing_does_not_hold_its_connection(server: Server) -> None:
+    with ExitStack() as stack:
+        deaf = stack.enter_context(connect(server, receive_bytes=4096))
+        deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: test\r\n\r\n" * 1500)
+        time.sleep(READ_SECONDS + 2)
+        assert server.get("/live").status_code == 200
+        with pytest.raises(OSError):
+            for _ in range(100):
+                deaf.sendall(b"GET /live HTTP/1.1\r\nHost: test\r\n\r\n")
+                time.sleep(0.05)
+
+
+def test_a_body_in_chunks_of_one_byte_holds_nobody_up(server: Server) -> None:
+    stop = threading.Event()
+
+    def send_chunks() -> None:
+        head = b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        with connect(server) as connection:
+            try:
+                connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+                while not stop.is_set():
+                    connection.sendall(b"1\r\nx\r\n" * 10_000)
+                    time.sleep(0.05)  # 1.1 MiB/s
+            except OSError:
+                pass
+
+    senders = [threading.Thread(target=send_chunks) for _ in range(2)]
+    for sender in senders:
+        sender.start()
+    seconds = []
+    for _ in range(20):
+        started = time.monotonic()
+        assert server.get("/live").status_code == 200
+        seconds.append(time.monotonic() - started)
+    stop.set()
+    for sender in senders:
+        sender.join()
+    print(f"\n/live beside chunks of one byte: at most {max(seconds):.3f} s")
+    assert sorted(seconds)[10] < 0.2
 
 
 def test_a_letter_now_and_then_is_no_request_either(server: Server) -> None:

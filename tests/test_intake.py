@@ -46,6 +46,19 @@ async def test_a_long_body_that_keeps_coming_has_the_time_it_needs() -> None:
             await receive()
 
 
+async def test_a_body_that_stops_has_no_more_time_for_what_came_before() -> None:
+    class Stops(Sender):
+        async def __call__(self) -> Message:
+            message = await super().__call__()
+            self._pause_seconds = 3600
+            return message
+
+    with intake().body(Stops(2**26)) as receive, pytest.raises(RequestTimeoutError):
+        await receive()
+        async with asyncio.timeout(5):
+            await receive()
+
+
 async def test_no_body_has_more_than_the_requests_own_time() -> None:
     limited = intake(timeout_seconds=60, max_seconds=0.2)
     with limited.body(Sender(2**20, 0.01)) as receive, pytest.raises(RequestTimeoutError):
@@ -85,7 +98,7 @@ async def test_a_slow_body_is_answered_with_408_and_the_connection_closed(
     assert response.headers["connection"] == "close"
 
 
-async def test_bodies_past_the_room_for_them_are_503_and_leave_it_as_it_was(
+async def test_a_body_that_never_fits_the_room_is_413_and_leaves_it_as_it_was(
     demo_model: Path,
 ) -> None:
     engine = FakeEngine(continuous=True)
@@ -93,5 +106,4 @@ async def test_bodies_past_the_room_for_them_are_503_and_leave_it_as_it_was(
         large = await http.post("/generate", json={"prompt": "a" * 2000})
         for _ in range(20):
             assert (await http.post("/generate", json={"prompt": "a" * 200})).status_code == 200
-    assert large.status_code == 503
-    assert large.json()["error"]["code"] == "queue_full"
+    assert large.status_code == 413

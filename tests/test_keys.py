@@ -4,13 +4,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from adapter.api import create_app
 from adapter.errors import UnauthorizedError
+from adapter.idempotency import Replies
 from adapter.keys import CacheScope, Client, Keys, key_digest
+from adapter.settings import load_settings
 from tests.fakes import FakeEngine
-from tests.test_api import client
+from tests.test_api import client, service_with
 
 ANN, BOB = "ann-secret-1", "bob:secret/2"
+REPLIES = dict(Replies.__init__.__kwdefaults__ or {})
 PAIRS = f"ann:{ANN},bob:{BOB}"
 
 
@@ -157,6 +162,46 @@ async def test_the_same_idempotency_key_of_two_clients_is_two_requests(demo_mode
 async def ask(http: httpx.AsyncClient, key: str, idempotency_key: str) -> httpx.Response:
     headers = bearer(key) | {"Idempotency-Key": idempotency_key}
     return await http.post("/generate", json={"max_new_tokens": 1}, headers=headers)
+
+
+async def test_only_the_keys_that_are_named_read_the_metrics_of_all(demo_model: Path) -> None:
+    engine = FakeEngine(continuous=True)
+    async with client(demo_model, engine, api_keys=PAIRS, metrics_keys="ann") as http:
+        assert (await http.get("/metrics", headers=bearer(ANN))).status_code == 200
+        refused = await http.get("/metrics", headers=bearer(BOB))
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "forbidden"
+
+
+async def test_a_client_that_sends_a_thousand_replies_drives_out_its_own_alone(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replies.__init__, "__kwdefaults__", REPLIES | {"max_replies": 3})
+    engine = FakeEngine(continuous=True)
+    async with client(demo_model, engine, api_keys=PAIRS) as http:
+        await ask(http, ANN, "anns")
+        for number in range(5):
+            await ask(http, BOB, str(number))
+        assert "idempotency-replayed" in (await ask(http, ANN, "anns")).headers
+        assert "idempotency-replayed" not in (await ask(http, BOB, "0")).headers
+
+
+async def test_there_are_no_websockets(demo_model: Path) -> None:
+    """Nobody checked a key of one, and uvicorn would log its headers."""
+    sent: list[Message] = []
+    app = create_app(
+        load_settings({"ADAPTER_MODEL": str(demo_model), "ADAPTER_USAGE_DB": ""}),
+        start=service_with(FakeEngine(continuous=True)),
+    )
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app({"type": "websocket", "path": "/generate", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close"}]
 
 
 async def test_a_page_of_another_origin_may_call_only_where_it_is_allowed(demo_model: Path) -> None:

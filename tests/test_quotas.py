@@ -1,5 +1,6 @@
 """What one key may have in flight and use in a day."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from adapter.errors import TooManyRequestsError
 from adapter.quotas import DAY_SECONDS, Quotas
 from tests.fakes import FakeEngine
 from tests.test_api import client
+
+AUTHORIZATION = {"Authorization": "Bearer key-1"}
 
 
 class Clock:
@@ -81,6 +84,37 @@ def test_whoever_has_no_name_has_no_limit() -> None:
     limited = quotas(max_prompts=0, max_seconds=0)
     with limited.admit(None, 1000):
         limited.spend(None, 1000)
+
+
+def test_a_key_has_no_more_bodies_on_their_way_than_it_may_have_prompts() -> None:
+    limited = quotas(max_prompts=1)
+    with (
+        limited.receive("ann"),
+        limited.receive("bob"),
+        limited.receive(None),
+        pytest.raises(TooManyRequestsError),
+        limited.receive("ann"),
+    ):
+        pass
+    with limited.receive("ann"):
+        pass
+
+
+async def test_a_refusal_that_passes_is_not_kept_for_an_idempotency_key(demo_model: Path) -> None:
+    settings = {"api_keys": "ann:key-1", "key_max_prompts": "1"}
+    headers = AUTHORIZATION | {"Idempotency-Key": "one"}
+    engine = FakeEngine(continuous=True, step_seconds=0.05)
+    async with client(demo_model, engine, **settings) as http:
+        auth = {"Authorization": "Bearer key-1"}
+        other = asyncio.create_task(
+            http.post("/generate", json={"max_new_tokens": 9}, headers=auth)
+        )
+        await asyncio.sleep(0.2)
+        refused = await http.post("/generate", json={"max_new_tokens": 1}, headers=headers)
+        assert (await other).status_code == 200
+        again = await http.post("/generate", json={"max_new_tokens": 1}, headers=headers)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+    assert again.status_code == 200
 
 
 async def test_a_key_past_its_limit_gets_429_and_others_are_answered(demo_model: Path) -> None:

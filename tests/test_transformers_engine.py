@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from adapter.errors import (
     SettingsError,
     UnprocessableError,
 )
+from adapter.features import FeatureCache
 from adapter.prompting import Prompter
 from adapter.request import SAMPLING_RATE, Clip, EngineOutput, EngineRequest, Sampling
 from adapter.song_prefix import SongPrefix
@@ -588,6 +590,31 @@ class TestErrors:
 
 
 class TestFeatures:
+    async def test_features_that_nobody_waits_for_any_more_are_not_begun(self) -> None:
+        began: list[int] = []
+        release = threading.Event()
+
+        def extractor(chunks: Any, **_: Any) -> Any:
+            began.append(len(chunks[0]))
+            release.wait(10)
+            return {"input_features": torch.zeros(1), "input_features_mask": None} | {
+                "attention_mask": torch.zeros(1)
+            }
+
+        extractor.chunk_length = 30  # type: ignore[attr-defined]
+        cache = FeatureCache(extractor, max_clips=4)
+        clips = [new_clip(np.zeros(length, np.float32)) for length in (1, 2, 3, 4)]
+        asking = [asyncio.create_task(cache.get(clip)) for clip in clips]
+        twin = asyncio.create_task(cache.get(clips[2]))
+        await asyncio.sleep(0.1)
+        for task in asking[1:]:
+            task.cancel()
+        await asyncio.sleep(0.1)
+        release.set()
+        await asyncio.gather(asking[0], twin)
+        cache.shutdown()
+        assert began == [1, 3]
+
     async def test_thirteen_prompts_about_one_song_make_its_features_once(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -127,6 +128,16 @@ def test_the_csv_holds_every_record_whole(
     assert (last["key_name"], last["engine"]) == ("", "transformers")
     assert float(last["gpu_usd_per_second"]) == 0.000583
     assert last["finished_at"] == "2026-02-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@a", "=HYPERLINK(A1)"])
+def test_what_a_client_chose_is_no_formula_of_a_spreadsheet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write(tmp_path / "usage.sqlite3", [replace(record("a"), http_request_id=name)])
+    assert main(["usage", "--db", str(tmp_path / "usage.sqlite3"), "--csv", "-"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["http_request_id"] == "'" + name
 
 
 def test_the_csv_goes_to_a_file_and_keeps_to_the_span(
