@@ -144,7 +144,7 @@ def test_a_second_signal_cuts_at_once(demo_model: Path, tmp_path: Path) -> None:
         for _ in range(2):
             os.kill(server.process.pid, signal.SIGTERM)
             time.sleep(0.3)
-        assert exit_code(server, 5) == 128 + signal.SIGTERM
+        assert exit_code(server, 8) == 128 + signal.SIGTERM
         assert asking.result() == (503, "draining")
     assert_all_gone(children)
 
