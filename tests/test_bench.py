@@ -32,6 +32,7 @@ from benchmarks.workload import (  # noqa: E402
 )
 
 SHORT = ["--seconds", "3", "--prompts", "3", "--max-new-tokens", "4"]
+MADE_UP = [*SHORT, "--no-floor", "--model", "none"]
 
 
 def answer_alike(workload: Workload, report: Report) -> Outcome:
@@ -68,7 +69,7 @@ def compare(
         names = {name.replace("_", "-"): path for name, path in paths.items()}
         for name, path in names.items():
             monkeypatch.setitem(PATHS, name, f"{__name__}:{path.__name__}")
-        args = bench.parse([*SHORT, "--model", "none", "--engine", *names, *options])
+        args = bench.parse([*MADE_UP, "--engine", *names, *options])
         exit_code = bench.compare(args)
         output = capfd.readouterr()
         return exit_code, json.loads(output.out.splitlines()[-1]), output.out + output.err
