@@ -105,7 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=positive(int), default=64, help="of each answer (%(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
     add("--group-size", type=positive(int), metavar="N",
-        help="the adapter's group_size (its default: on vLLM no window, on transformers 8)")  # fmt: skip
+        help="of the adapter (default: on vLLM no window, on transformers 8)")  # fmt: skip
     add("--hf-group-size", type=positive(int), default=8, metavar="N",
         help="rows of a group of hf-groups (%(default)s)")  # fmt: skip
     add("--engine", nargs="+", choices=PATHS, default=DEFAULT_PATHS, metavar="PATH",

@@ -71,21 +71,27 @@ def _run(engine: str, workload: Workload, states: tuple[SongState, ...], report:
 
 
 def make_settings(workload: Workload, engine: str) -> dict[str, str]:
-    """The server's ADAPTER_* variables: the caller's, and those that the comparison rests on."""
+    """The server's ADAPTER_* variables for a workload."""
+    return settings_of(workload.model, engine, workload.dtype) | {
+        "ADAPTER_REVISION": workload.revision,
+        "ADAPTER_MAX_GROUP_SIZE": str(max(16, workload.group_size or 0)),
+        "ADAPTER_MAX_PROMPTS": str(max(64, len(workload.prompts))),
+        "ADAPTER_MAX_QUEUED": str(max(256, workload.num_prompts_a_round)),
+        "ADAPTER_MAX_NEW_TOKENS": str(max(2048, workload.max_new_tokens)),
+    }
+
+
+def settings_of(model: str, engine: str, dtype: str) -> dict[str, str]:
+    """The caller's ADAPTER_* variables, and those that a comparison rests on."""
     given = {name: value for name, value in os.environ.items() if name.startswith("ADAPTER_")}
     given.pop("ADAPTER_API_KEYS", None)
     return {
         "ADAPTER_LOG_LEVEL": "warning",
         "ADAPTER_REQUEST_TIMEOUT_SECONDS": "86400",
         **given,
-        "ADAPTER_MODEL": workload.model,
-        "ADAPTER_REVISION": workload.revision,
+        "ADAPTER_MODEL": model,
         "ADAPTER_ENGINE": engine,
-        "ADAPTER_DTYPE": workload.dtype,
-        "ADAPTER_MAX_GROUP_SIZE": str(max(16, workload.group_size or 0)),
-        "ADAPTER_MAX_PROMPTS": str(max(64, len(workload.prompts))),
-        "ADAPTER_MAX_QUEUED": str(max(256, workload.num_prompts_a_round)),
-        "ADAPTER_MAX_NEW_TOKENS": str(max(2048, workload.max_new_tokens)),
+        "ADAPTER_DTYPE": dtype,
     }
 
 

@@ -6,6 +6,7 @@ base64, all at once.
 
 import asyncio
 import base64
+import dataclasses
 import json
 import sys
 import time
@@ -59,13 +60,21 @@ def make_engine_args(settings: Mapping[str, str]) -> tuple[dict[str, Any], list[
 
 
 def make_flags(args: Mapping[str, Any]) -> list[str]:
-    """Arguments of the engine as flags of vLLM's command line; None is left out."""
+    """Arguments of the engine as flags of vLLM's command line.
+
+    What is vLLM's default is left out: not every switch can be said to be off.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    defaults = {field.name: field.default for field in dataclasses.fields(AsyncEngineArgs)}
     flags: list[str] = []
     for name, value in args.items():
         flag = name.replace("_", "-")
+        if value == defaults[name]:
+            continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
+        else:
             flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return flags
 
