@@ -2,7 +2,7 @@
 
     python -m benchmarks.loop_hold                    20-minute songs, the demo checkpoint on vLLM
 
-The songs come at once: as a WAV upload, as a WAV in base64 (51 MB of JSON), as an MP3 upload and by URL.
+The songs come at once: as a WAV upload, in base64 (51 MB of JSON), as an MP3 upload, by URL.
 The server runs under a task that wakes every 5 ms and notes by how much it came late; another
 process asks for /health every 50 ms. A table, and as the last line one JSON document, go to stdout.
 The exit code is 1 where a limit was passed.
