@@ -27,12 +27,15 @@ from statistics import median
 from typing import Any
 
 import httpx
+import numpy as np
 from demo_song import write_song
 
 from benchmarks.adapter_server import running_server, settings_of
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
+    RATE,
     SHAPES,
+    SHIFT_SAMPLES,
     decode,
     make_model,
     make_warm_up_song,
@@ -72,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_songs(seconds: float, folder: Path) -> list[Path]:
     """Each another one; their names say how they are sent."""
-    write_song(folder / "made.wav", seconds=seconds)
-    samples = decode(folder / "made.wav")
+    write_song(folder / "made.wav", seconds=60)
+    samples = np.resize(decode(folder / "made.wav"), int(seconds * RATE))  # again and again
     paths = [folder / f"{name}.{form}" for name, form in SENDERS]
     for index, path in enumerate(paths):
         write = write_mp3 if path.suffix == ".mp3" else write_wav
-        write(path, samples[index * 160 :])
+        write(path, np.roll(samples, -index * SHIFT_SAMPLES))
     return paths
 
 

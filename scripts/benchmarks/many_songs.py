@@ -150,7 +150,7 @@ def list_files(pid: int) -> list[str]:
 
 
 def list_shared(pid: int) -> list[str]:
-    """The files in /dev/shm that the server's processes have mapped: others have theirs there too."""
+    """What the server's processes have mapped of /dev/shm, where others have files too."""
     maps = (Path(f"/proc/{one}/maps").read_text(encoding="utf-8") for one in find_pids(pid))
     names = (line.split()[-1] for text in maps for line in text.splitlines())
     return sorted({name for name in names if name.startswith("/dev/shm/")})
