@@ -26,8 +26,8 @@ def run(module: str, *options: str) -> dict[str, Any]:
     return document
 
 
-def test_the_loop_stays_free_while_four_songs_of_ten_minutes_arrive() -> None:
-    document = run("loop_hold", "--engine", "transformers", "--seconds", "600")
+def test_the_loop_stays_free_while_four_songs_of_five_minutes_arrive() -> None:
+    document = run("loop_hold", "--engine", "transformers", "--seconds", "300")
     assert len(document["answered_after_seconds"]) == 4
     assert 0 < document["longest_health_seconds"] < 0.6
     assert document["longest_hold_seconds"] < 0.3
@@ -37,7 +37,7 @@ def test_the_api_is_imported_without_what_the_engines_need() -> None:
     document = run("start", "--imports", "3", "--starts", "0")
     seconds = document["imports"]["seconds"]
     assert document["imports"]["loaded"] == []
-    assert min(seconds["adapter.api"]) < min(seconds["fastapi"]) + 0.6
+    assert min(seconds["adapter.api"]) < 4 * min(seconds["fastapi"])
 
 
 def test_forty_songs_leave_no_file_and_little_memory() -> None:
@@ -48,8 +48,10 @@ def test_forty_songs_leave_no_file_and_little_memory() -> None:
 
 
 def test_a_delay_counts_only_while_the_songs_arrive(tmp_path: Path) -> None:
-    (tmp_path / "delays").write_text("[1.0, 9.0]\n[2.0, 0.3]\n[3.0, 0.1]\n[4.5, 8.0]\n")
-    assert read_delays(tmp_path / "delays", (1.5, 4.0)) == [0.3, 0.1]
+    (tmp_path / "delays").write_text(
+        "[1, 9.0, 9.0]\n[2, 0.1, 0.1]\n[3, 0.3, 0.2]\n[4.5, 8.0, 8.0]\n"
+    )
+    assert read_delays(tmp_path / "delays", (1.5, 4.0)) == [(0.3, 0.2), (0.1, 0.1)]
 
 
 def test_memory_is_held_against_what_it_was_after_twenty_songs() -> None:
