@@ -102,10 +102,13 @@ def running_server(
     """A server on a free port, ready, and ended when the block ends.
 
     `command` takes `--port`; of the caller's environment it gets all but the ADAPTER_* variables.
+    What it prints goes to stderr.
     """
     port = _free_port()
     others = {name: text for name, text in os.environ.items() if not name.startswith("ADAPTER_")}
-    process = subprocess.Popen([*command, "--port", str(port)], env=others | dict(environment))
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], env=others | dict(environment), stdout=sys.stderr
+    )
     server = Server(f"http://127.0.0.1:{port}", process)
     try:
         _wait_until_ready(server)
