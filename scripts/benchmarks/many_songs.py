@@ -93,12 +93,13 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         pid = server.process.pid
         ask_about(server.url, samples, -1, folder)  # starts the decoders
         before, files_before = list_files(pid), listing(temporary)
-        started = time.perf_counter()
+        seconds: list[float] = []
         readings = [read_memory(pid)]
         for index in tqdm(range(args.songs), unit="song", file=sys.stderr):
+            started = time.perf_counter()
             ask_about(server.url, samples, index, folder)
+            seconds.append(time.perf_counter() - started)
             readings.append(read_memory(pid))
-        seconds = time.perf_counter() - started
         shared = list_shared(pid)
         time.sleep(1)  # for the last thread to let its file go
         left = {
@@ -184,11 +185,15 @@ def summarize(readings: Sequence[Mapping[str, int]]) -> list[Reading]:
 
 def finish(
     args: argparse.Namespace,
-    seconds: float,
+    seconds: Sequence[float],
     readings: Sequence[Reading],
     left: Mapping[str, Sequence[str]],
 ) -> int:
-    print(f"{args.songs} songs in {seconds:.0f} s; memory in MB (PSS)")
+    first, last = median(seconds[:SETTLED_SONGS]), median(seconds[-SETTLED_SONGS:])
+    print(
+        f"{args.songs} songs in {sum(seconds):.0f} s: {first:.3f} s for one in the middle of the "
+        f"first {SETTLED_SONGS}, {last:.3f} of the last; memory in MB (PSS)"
+    )
     print(f"{'process':<18}{'first':>8}{'20th':>8}{'least':>8}{'most':>8}{'last':>8}  off")
     for one in readings:
         sizes = (
