@@ -66,6 +66,7 @@ class Reading:
     most_bytes: int
     least_bytes: int
     last_bytes: int
+    history_bytes: tuple[int, ...]  # after each tenth song
 
     @property
     def deviation(self) -> float:
@@ -91,13 +92,13 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     settings["TMPDIR"] = str(temporary)
     with running_server(settings) as server:
         pid = server.process.pid
-        ask_about(server.url, samples, -1, folder)  # starts the decoders
+        ask_about(server.url, samples, -1, folder, args.lengths)  # starts the decoders
         before, files_before = list_files(pid), listing(temporary)
         seconds: list[float] = []
         readings = [read_memory(pid)]
         for index in tqdm(range(args.songs), unit="song", file=sys.stderr):
             started = time.perf_counter()
-            ask_about(server.url, samples, index, folder)
+            ask_about(server.url, samples, index, folder, args.lengths)
             seconds.append(time.perf_counter() - started)
             readings.append(read_memory(pid))
         shared = list_shared(pid)
@@ -115,9 +116,10 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     return finish(args, seconds, summarize(readings), left)
 
 
-def ask_about(url: str, samples: Any, index: int, folder: Path) -> None:
-    """A song of its own length, beginning somewhere else than the one before."""
-    seconds = np.random.default_rng(index + 1).uniform(*SECONDS)
+def ask_about(url: str, samples: Any, index: int, folder: Path, num_lengths: int) -> None:
+    """A song of one of the lengths, beginning somewhere else than the one before."""
+    lengths = np.linspace(*SECONDS, num_lengths)
+    seconds = float(np.random.default_rng(index + 1).choice(lengths))
     start = (index + 1) * RATE // 100
     path = folder / "song.wav"
     write_wav(path, samples[start : start + int(seconds * 10) * RATE // 10])
@@ -135,7 +137,12 @@ def name_process(pid: int) -> str:
         command = " ".join(psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
         return "ended"
-    names = {"EngineCore": "engine", "decoder_worker": "decoder", "adapter": "server"}
+    names = {
+        "EngineCore": "engine",
+        "Worker": "worker",
+        "decoder_worker": "decoder",
+        "adapter": "server",
+    }
     return next((name for mark, name in names.items() if mark in command), "helper")
 
 
@@ -178,6 +185,7 @@ def summarize(readings: Sequence[Mapping[str, int]]) -> list[Reading]:
             most_bytes=max(reading[name] for reading in late),
             least_bytes=min(reading[name] for reading in late),
             last_bytes=late[-1][name],
+            history_bytes=tuple(reading.get(name, 0) for reading in readings[::10]),
         )
         for name in lasting
     ]
@@ -232,6 +240,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--engine", choices=["vllm", "transformers"], default="vllm", help="(%(default)s)")
     add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--songs", type=int, default=200, help="(%(default)s)")
+    add("--lengths", type=int, default=151,
+        help="how many different ones: libraries may keep code for each shape (%(default)s)")  # fmt: skip
     add("--default-caches", action="store_true", help="leave the caches as large as they are")
     return parser.parse_args(argv)
 
