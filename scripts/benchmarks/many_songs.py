@@ -241,7 +241,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--songs", type=int, default=200, help="(%(default)s)")
     add("--lengths", type=int, default=151,
-        help="how many different ones: libraries may keep code for each shape (%(default)s)")  # fmt: skip
+        help="how many: libraries keep code for each shape (%(default)s)")  # fmt: skip
     add("--default-caches", action="store_true", help="leave the caches as large as they are")
     return parser.parse_args(argv)
 
