@@ -65,8 +65,8 @@ check: $(READY) ## lint, format, types, Dockerfile
 	@$(BIN)/mypy
 	@$(BIN)/hadolint Dockerfile
 
-bench: $(READY) ## compare vLLM with Hugging Face (ARGS="--help" lists the options)
-	@$(BIN)/python scripts/bench.py $(ARGS)
+bench: $(READY) ## compare vLLM with Hugging Face (ARGS="--help"; TOOL=loop_hold, start, many_songs, queued or floor runs another one)
+	@PYTHONPATH=scripts $(BIN)/python $(if $(TOOL),-m benchmarks.$(TOOL),scripts/bench.py) $(ARGS)
 
 songs: $(SONG) ## install Debian's frozen-bubble-data (real music for the tests; as root)
 

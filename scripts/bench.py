@@ -11,14 +11,18 @@ The paths, which --engine picks from:
     adapter-vllm          POST /generate_batch on vLLM: a new song, then the same one again
     adapter-transformers  POST /generate_batch on transformers
     async-llm             vLLM's AsyncLLM called directly with the same samples and token ids
+    vllm-openai           vLLM's own OpenAI server, a chat call for each prompt
+
+--expect adapter-vllm/async-llm:new<=1.05 fails the run where the first path takes more than 1.05
+times the wall seconds of the second with the song new.
 
 A progress bar goes to stderr; a table and, as the last line, one JSON document go to stdout. The
-exit code is 1 where a greedy answer is not the one of hf-sequential or a path failed.
+exit code is 1 where a greedy answer is not the one of hf-sequential, a path failed, or an
+expectation was not met.
 """
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -29,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from av.error import FFmpegError
-from benchmarks.process import PATHS, TWICE, run_path
+from benchmarks.expect import check_expectations, parse_expectation
+from benchmarks.floor import Device, Shape
+from benchmarks.process import PATHS, TWICE, measure_floor, run_path
 from benchmarks.report import (
     BASELINE,
     Difference,
@@ -37,31 +43,28 @@ from benchmarks.report import (
     describe_outcome,
     describe_versions,
     find_differences,
+    format_floor,
     format_table,
+    make_floor_rows,
     make_rows,
 )
 from benchmarks.workload import (
+    FORMATS,
     MADE_SECONDS,
+    SHAPES,
     Outcome,
     Workload,
     environment_of,
+    make_model,
     make_prompts,
     make_songs,
     make_warm_up_song,
+    prepare_environment,
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 DEFAULT_PATHS = ("hf-sequential", "hf-groups", "adapter-vllm")
 DTYPES = ("float32", "bfloat16", "float16")
-# Read by vLLM and its libraries where they are not set: a small machine keeps no core from the
-# engine, and nobody is told of the run.
-ENVIRONMENT = {
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-DEMO_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 REPORTED = ("VLLM_", "ADAPTER_", "OMP_", "MKL_", "CUDA_", "TORCH_", "HF_HUB_OFFLINE", "TOKENIZERS_")
 LOG_LINES = 12
 
@@ -69,8 +72,7 @@ LOG_LINES = 12
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server is ended, too
-    for name, value in (ENVIRONMENT | ({} if args.model else DEMO_ENVIRONMENT)).items():
-        os.environ.setdefault(name, value)
+    prepare_environment(demo=not args.model)
     return compare(args)
 
 
@@ -84,7 +86,7 @@ def compare(args: argparse.Namespace) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         outcomes = run_all(args.engine, workload, Path(name))
-        return finish(args, workload, outcomes, machine)
+        return finish(args, workload, outcomes, machine, find_limits(args, workload))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -94,18 +96,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
     add("--revision", default="main", help="of a model on the hub (%(default)s)")
-    add("--shape", choices=["tiny", "small"], help="of the demo checkpoint (tiny)")
+    add("--shape", choices=SHAPES, help="of the demo checkpoint (tiny)")
     add("--song", type=Path, metavar="FILE", help="any audio file; default: makes one")
     add("--seconds", type=positive(float), help=f"of the song (all; made: {MADE_SECONDS:g})")
+    add("--format", choices=FORMATS, default="wav", help="of the song as each path is given it")
+    add("--songs", type=positive(int), default=1, help="asked about at once (%(default)s)")
     add("--prompts", type=positive(int), default=13, help="how many (%(default)s)")
     add("--max-new-tokens", type=positive(int), default=64, help="of each answer (%(default)s)")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
-    add("--group-size", type=positive(int), default=8, help="rows of a group (%(default)s)")
+    add("--group-size", type=positive(int), metavar="N",
+        help="of the adapter (default: on vLLM no window, on transformers 8)")  # fmt: skip
+    add("--hf-group-size", type=positive(int), default=8, metavar="N",
+        help="rows of a group of hf-groups (%(default)s)")  # fmt: skip
     add("--engine", nargs="+", choices=PATHS, default=DEFAULT_PATHS, metavar="PATH",
         help=f"of {', '.join(PATHS)} ({' '.join(DEFAULT_PATHS)})")  # fmt: skip
     add("--repeats", type=positive(int), default=1, help="medians of so many runs (%(default)s)")
     add("--allow-differences", action="store_true",
         help="do not fail where answers differ: in bfloat16 rounding may change them")  # fmt: skip
+    add("--expect", nargs="+", type=parse_expectation, default=[], metavar="A/B:STATE<=X",
+        help="fail where path A takes more than X times the seconds of B")  # fmt: skip
+    add("--floor", action=argparse.BooleanOptionalAction, default=True,
+        help="measure the device and print what the run must take on it")  # fmt: skip
     args = parser.parse_args(argv)
     if args.model and args.shape:
         parser.error("--shape is for the demo checkpoint; leave out --model or --shape")
@@ -125,29 +136,35 @@ def positive(kind: type[int] | type[float]) -> Any:
 
 def make_workload(args: argparse.Namespace, folder: Path) -> Workload:
     """Raises ValueError, OSError or FFmpegError for a song that cannot be read."""
+    songs = make_songs(args.song, args.seconds, args.repeats * args.songs, folder, args.format)
+    starts = range(0, len(songs), args.songs)
     return Workload(
-        model=args.model or make_model(args.shape or "tiny", folder),
+        model=args.model or make_model(args.shape or SHAPES[0], folder),
         revision=args.revision,
-        songs=make_songs(args.song, args.seconds, args.repeats, folder),
+        rounds=tuple(songs[start : start + args.songs] for start in starts),
         warm_up_song=make_warm_up_song(folder),
         prompts=make_prompts(args.prompts),
         max_new_tokens=args.max_new_tokens,
         dtype=args.dtype,
         group_size=args.group_size,
+        hf_group_size=args.hf_group_size,
     )
 
 
-def make_model(shape: str, folder: Path) -> str:
-    from adapter.demo_model import SMALL, TINY, write_demo_model
-
-    directory = folder / f"demo-{shape}"
-    write_demo_model(directory, shape={"tiny": TINY, "small": SMALL}[shape])
-    return str(directory)
+def find_limits(args: argparse.Namespace, workload: Workload) -> tuple[Shape, Device] | None:
+    """The model's sizes and the device's rates; None, with a note, where they can't be had."""
+    if not args.floor:
+        return None
+    try:
+        return measure_floor(workload)
+    except Exception as error:  # whatever torch and transformers raise: the rows stand without it
+        print(f"note: no floor: {error}", file=sys.stderr)
+        return None
 
 
 def run_all(paths: Sequence[str], workload: Workload, folder: Path) -> dict[str, Outcome]:
     """Run the paths one after the other; one that fails does not stop the others."""
-    a_pass = len(workload.prompts) * len(workload.songs)
+    a_pass = workload.num_prompts_a_round * len(workload.rounds)
     prompts = {path: a_pass * (2 if path in TWICE else 1) for path in dict.fromkeys(paths)}
     outcomes: dict[str, Outcome] = {}
     with tqdm(total=sum(prompts.values()), unit="prompt", file=sys.stderr) as bar:
@@ -176,27 +193,38 @@ def finish(
     workload: Workload,
     outcomes: Mapping[str, Outcome],
     machine: dict[str, Any],
+    limits: tuple[Shape, Device] | None,
 ) -> int:
-    """Print the table, what is wrong, and the JSON document; returns the exit code."""
+    """Print the tables, what is wrong, and the JSON document; returns the exit code."""
     differences = find_differences(outcomes)
     rows = make_rows(outcomes, differences)
+    floors = make_floor_rows(outcomes, rows, workload, *limits) if limits else []
+    verdicts = check_expectations(args.expect, rows)
     print(format_table(rows))
+    if limits and floors:
+        print(f"\n{format_floor(floors, limits[1])}\n")
+    for verdict in verdicts:
+        print(verdict)
     for path, outcome in outcomes.items():
         if outcome.error:
             print(f"{path}: failed: {outcome.error}")
     for difference in differences:
         print(difference)
     exit_code = judge(outcomes, differences, args)
+    exit_code |= any(not verdict.met for verdict in verdicts)
     document = {
         "benchmark": "music-flamingo-adapter",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": vars(args) | {"song": args.song and str(args.song)},
+        "arguments": vars(args) | {"song": args.song and str(args.song), "expect": args.expect},
         "song_seconds": workload.song_seconds,
         "prompts": workload.prompts,
         "versions": describe_versions(),
         "machine": machine,
         "environment": environment_of(REPORTED),
         "rows": [asdict(row) for row in rows],
+        "measured_device": limits and asdict(limits[1]),
+        "floors": [asdict(row) for row in floors],
+        "expectations": [asdict(verdict) | {"met": verdict.met} for verdict in verdicts],
         "answers_agree": not differences if count_compared(outcomes) else None,
         "differences": [
             asdict(difference) | {"first_token": difference.first_token}
@@ -205,7 +233,7 @@ def finish(
         "paths": {path: describe_outcome(outcome) for path, outcome in outcomes.items()},
         "exit_code": exit_code,
     }
-    print(json.dumps(document))
+    print(json.dumps(document, default=str))
     return exit_code
 
 

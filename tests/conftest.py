@@ -10,6 +10,7 @@ from adapter.demo_model import write_demo_model
 # They load a model or start servers: what `make test-fast` leaves out.
 SLOW_FILES = {
     "test_bench.py",
+    "test_bench_serving.py",
     "test_bombs.py",
     "test_connections.py",
     "test_demo_model.py",

@@ -4,10 +4,14 @@ The engine's options and the prompts' token ids are the adapter's; the requests 
 """
 
 import asyncio
+import os
 import time
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from benchmarks.adapter_server import make_settings
+from benchmarks.memory import find_peak_bytes
 from benchmarks.workload import (
     WARM_UP_PROMPT,
     Answer,
@@ -36,30 +40,38 @@ async def _run(workload: Workload, report: Report) -> Outcome:
     try:
         await engine.answer(read_song(workload.warm_up_song), "warm-up", WARM_UP_PROMPT, 4)
         runs = [
-            await _run_song(engine, workload, song_index, state, report)
-            for song_index in range(len(workload.songs))
+            await _run_round(engine, workload, round_index, state, report)
+            for round_index in range(len(workload.rounds))
             for state in ("new", "known")
         ]
+        peak_bytes = await asyncio.to_thread(find_peak_bytes, os.getpid())
     finally:
         await asyncio.to_thread(engine.llm.shutdown)
-    return Outcome(tuple(runs), device, start_seconds, settings)
+    return Outcome(tuple(runs), device, start_seconds, peak_bytes, settings)
 
 
-async def _run_song(
-    engine: "Engine", workload: Workload, song_index: int, state: SongState, report: Report
+async def _run_round(
+    engine: "Engine", workload: Workload, round_index: int, state: SongState, report: Report
 ) -> Run:
     report(0, f"answering, song {state}")
     started = time.perf_counter()
-    samples = read_song(workload.songs[song_index])
     answers = await asyncio.gather(
+        *(_ask(engine, workload, song) for song in workload.rounds[round_index])
+    )
+    wall_seconds = time.perf_counter() - started
+    report(workload.num_prompts_a_round, f"answering, song {state}")
+    return Run(round_index, state, wall_seconds, tuple(chain(*answers)))
+
+
+async def _ask(engine: "Engine", workload: Workload, song: Path) -> list[Answer]:
+    """Decode a song, once, and ask all prompts about it at once."""
+    samples = await asyncio.to_thread(read_song, song)
+    return await asyncio.gather(
         *(
-            engine.answer(samples, f"song-{song_index}", prompt, workload.max_new_tokens)
+            engine.answer(samples, song.name, prompt, workload.max_new_tokens)
             for prompt in workload.prompts
         )
     )
-    wall_seconds = time.perf_counter() - started
-    report(len(answers), f"answering, song {state}")
-    return Run(song_index, state, wall_seconds, tuple(answers))
 
 
 class Engine:

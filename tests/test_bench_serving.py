@@ -1,0 +1,66 @@
+"""The benchmarks that watch a server: the loop, the start, the memory. Loose bounds, so that a
+machine that is busy passes and what became worse twofold does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from benchmarks.loop_hold import read_delays  # noqa: E402
+from benchmarks.many_songs import more, summarize  # noqa: E402
+
+
+def run(module: str, *options: str) -> dict[str, Any]:
+    """The JSON document of a benchmark."""
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "ADAPTER_USAGE_DB": ""}
+    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.stdout, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print("\n".join(done.stdout.splitlines()[:-1]))
+    return document
+
+
+def test_the_loop_stays_free_while_four_songs_of_five_minutes_arrive() -> None:
+    document = run("loop_hold", "--engine", "transformers", "--seconds", "300")
+    assert len(document["answered_after_seconds"]) == 4
+    assert 0 < document["longest_health_seconds"] < 0.6
+    assert document["longest_hold_seconds"] < 0.3
+
+
+def test_the_api_is_imported_without_what_the_engines_need() -> None:
+    document = run("start", "--imports", "3", "--starts", "0")
+    seconds = document["imports"]["seconds"]
+    assert document["imports"]["loaded"] == []
+    assert min(seconds["adapter.api"]) < 4 * min(seconds["fastapi"])
+
+
+def test_forty_songs_leave_no_file_and_little_memory() -> None:
+    document = run("many_songs", "--engine", "transformers", "--songs", "40")
+    assert not any(document["left"].values())
+    (total,) = (one for one in document["readings"] if one["name"] == "all together")
+    assert total["deviation"] < 0.15
+
+
+def test_a_delay_counts_only_while_the_songs_arrive(tmp_path: Path) -> None:
+    (tmp_path / "delays").write_text(
+        "[1, 9.0, 9.0]\n[2, 0.1, 0.1]\n[3, 0.3, 0.2]\n[4.5, 8.0, 8.0]\n"
+    )
+    assert read_delays(tmp_path / "delays", (1.5, 4.0)) == [(0.3, 0.2), (0.1, 0.1)]
+
+
+def test_memory_is_held_against_what_it_was_after_twenty_songs() -> None:
+    growing = [{"server 1": 100 + song, "decoder 2": 50} for song in range(41)]
+    growing[30].pop("decoder 2")  # ended: its successor has another id
+    (server,) = summarize(growing)
+    assert (server.settled_bytes, server.most_bytes, server.last_bytes) == (122, 140, 140)
+    assert server.deviation == 18 / 122
+
+
+def test_a_file_that_is_there_once_more_was_left() -> None:
+    assert more(["/memfd:a", "/memfd:a", "b"], ["/memfd:a", "c"]) == ["/memfd:a", "b"]
