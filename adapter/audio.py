@@ -20,7 +20,6 @@ from typing import BinaryIO, Self
 from adapter.admission import Party, Turns
 from adapter.decoder import DecoderPool, EncodedSong, Song
 from adapter.errors import AdapterError, TooLargeError, UnprocessableError
-from adapter.fetch import fetch
 from adapter.request import SAMPLING_RATE, Clip
 from adapter.room import Room
 from adapter.song_cache import SongCache
@@ -184,6 +183,8 @@ class Songs:
         if isinstance(source, AudioBase64):
             encoded = await asyncio.to_thread(decode_base64, source.text, limits.max_bytes)
         else:
+            from adapter.fetch import fetch  # aiohttp, which `Service.open` has imported
+
             async with self._fetches:
                 encoded = await fetch(
                     source.url,

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import importlib
 import logging
 import time
 import uuid
@@ -115,6 +116,8 @@ class Service:
         )
 
     async def open(self) -> None:
+        # It imports aiohttp: not with the application, which starts faster, and not on the loop.
+        await asyncio.to_thread(importlib.import_module, "adapter.fetch")
         await self._decoders.start()
 
     async def close(self) -> None:
