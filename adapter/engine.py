@@ -1,10 +1,14 @@
 """The engine behind the adapter: the protocol, the choice of engine, and vLLM's."""
 
 import asyncio
+import atexit
 import dataclasses
 import difflib
 import importlib.util
 import logging
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -129,6 +133,7 @@ class VllmEngine:
         from adapter.plugin import check_registered
 
         check_registered(checkpoint.architecture)
+        give_sockets_a_folder()
         args = AsyncEngineArgs(**engine_args(settings, checkpoint))
         progress = _Progress()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[progress.stat_logger])
@@ -220,6 +225,15 @@ class _Progress:
                 pass
 
         return StepClock()
+
+
+def give_sockets_a_folder() -> None:
+    """vLLM leaves the sockets of its processes lying where they were made: let that be a folder
+    that goes with this process. One that is named already stays."""
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="music-flamingo-")
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def engine_args(settings: "Settings", checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """The choice of engine, and what reaches vLLM. No engine of vLLM's is started here."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +96,17 @@ def test_the_adapters_own_arguments_reach_vllm(checkpoint: Checkpoint) -> None:
     assert args["max_model_len"] == checkpoint.context_tokens
     assert args["enable_prefix_caching"] is True
     assert args["generation_config"] == "vllm"
+
+
+def test_the_sockets_of_vllm_have_a_folder_that_goes_with_the_process() -> None:
+    script = (
+        "import os, adapter.engine as engine\n"
+        "engine.give_sockets_a_folder(); engine.give_sockets_a_folder()\n"
+        "folder = os.environ['VLLM_RPC_BASE_PATH']\n"
+        "open(os.path.join(folder, 'socket'), 'w').close(); print(folder)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "VLLM_RPC_BASE_PATH"}
+    command = [sys.executable, "-c", script]
+    folder = subprocess.check_output(command, env=environment, text=True).strip()
+    assert Path(folder).name.startswith("music-flamingo-")
+    assert not Path(folder).exists()
