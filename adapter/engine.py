@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from adapter.errors import EngineDeadError, EngineError, SettingsError, UnprocessableError
+from adapter.repetition import MAX_PATTERN_TOKENS, MIN_REPEATS
 from adapter.request import SAMPLING_RATE, EngineOutput, EngineRequest, FinishReason, Sampling
 
 if TYPE_CHECKING:
@@ -188,7 +189,11 @@ class VllmEngine:
     def _sampling_params(self, sampling: Sampling) -> Any:
         """vLLM's form of the sampling. Text is made elsewhere, the same for both engines."""
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+
+        repetition = RepetitionDetectionParams(
+            max_pattern_size=MAX_PATTERN_TOKENS, min_pattern_size=1, min_count=MIN_REPEATS
+        )
 
         return SamplingParams(
             max_tokens=sampling.max_new_tokens,
@@ -196,6 +201,7 @@ class VllmEngine:
             top_p=1.0 if sampling.greedy else sampling.top_p,
             seed=None if sampling.greedy else sampling.seed,
             repetition_penalty=sampling.repetition_penalty,
+            repetition_detection=repetition if sampling.stop_on_repetition else None,
             stop_token_ids=self._stop_token_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

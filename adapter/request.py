@@ -21,6 +21,7 @@ class Sampling:
     do_sample: bool = False
     seed: int | None = None
     repetition_penalty: float = 1.0
+    stop_on_repetition: bool = False
 
     @property
     def greedy(self) -> bool:

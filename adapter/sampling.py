@@ -13,6 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from adapter.repetition import Repetition
 from adapter.request import FinishReason, Sampling
 
 MIN_TEMPERATURE = 0.01  # below it vLLM divides by 0.01, so that logits stay finite
@@ -38,25 +39,37 @@ class DrawRows(LogitsProcessor):
 
 
 class EndRows(StoppingCriteria):
-    """Ends each row at its own cap, and all of them once the call is cancelled.
+    """Ends each row at its own cap or where it repeats itself, and all of them once the call is
+    cancelled.
 
     It sees every step: `input_ids` is (rows, prompt_length + steps).
     """
 
     def __init__(
         self,
-        max_new_tokens: Sequence[int],
+        samplings: Sequence[Sampling],
         prompt_length: int,
         device: torch.device,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        self._max_length = prompt_length + torch.tensor(max_new_tokens, device=device)
+        caps = [sampling.max_new_tokens for sampling in samplings]
+        self._max_length = prompt_length + torch.tensor(caps, device=device)
         self._is_cancelled = is_cancelled
+        self._repetitions = {
+            row: Repetition()
+            for row, sampling in enumerate(samplings)
+            if sampling.stop_on_repetition
+        }
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # noqa: ARG002
         if self._is_cancelled():
             return torch.ones_like(self._max_length, dtype=torch.bool)
-        return self._max_length <= input_ids.shape[1]
+        ended = self._max_length <= input_ids.shape[1]
+        if self._repetitions:
+            last_ids = input_ids[:, -1].tolist()
+            for row, repetition in self._repetitions.items():
+                ended[row] |= repetition.add(last_ids[row])
+        return ended
 
 
 def build_generation_config(
@@ -93,13 +106,21 @@ def build_logits_processors(
 
 
 def cut_answer(
-    token_ids: Sequence[int], max_new_tokens: int, eos_token_ids: Collection[int]
+    token_ids: Sequence[int], sampling: Sampling, eos_token_ids: Collection[int]
 ) -> tuple[tuple[int, ...], FinishReason]:
-    """A row's answer without what the call appended after its end, and how it ended."""
-    answer = tuple(token_ids[:max_new_tokens])
+    """A row's answer without what the call appended after its end, and how it ended.
+
+    Where a token ends it for several reasons, the order of vLLM's `check_stop` decides.
+    """
+    answer = tuple(token_ids[: sampling.max_new_tokens])
+    repetition = Repetition()
     for length, token_id in enumerate(answer, start=1):
         if token_id in eos_token_ids:
             return answer[:length], "stop"
+        if length == sampling.max_new_tokens:
+            break
+        if sampling.stop_on_repetition and repetition.add(token_id):
+            return answer[:length], "repetition"
     return answer, "length"
 
 

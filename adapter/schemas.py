@@ -169,6 +169,12 @@ class PromptFields(AudioSource):
         description="Over prompt and answer, as Hugging Face and vLLM both define it.",
         examples=[1.1],
     )
+    stop_on_repetition: bool = Field(
+        default=False,
+        description="Ends an answer in which a pattern of 1 to 32 tokens stands 8 times in a row; "
+        "its `finish_reason` is `repetition`.",
+        examples=[True],
+    )
 
     def to_sampling(self) -> Sampling:
         temperature = self.temperature
@@ -179,6 +185,7 @@ class PromptFields(AudioSource):
             do_sample=self.do_sample,
             seed=self.seed,
             repetition_penalty=self.repetition_penalty,
+            stop_on_repetition=self.stop_on_repetition,
         )
 
 

@@ -225,8 +225,7 @@ class TransformersEngine:
             [row.prompt_token_ids for row in prepared], device, num_shared=num_shared
         )
         prompt_length = input_ids.shape[1]
-        caps = [sampling.max_new_tokens for sampling in samplings]
-        end_rows = EndRows(caps, prompt_length, device, is_cancelled)
+        end_rows = EndRows(samplings, prompt_length, device, is_cancelled)
         with self._sharing(prefix):
             sequences = self._model.generate(
                 input_ids=input_ids,
@@ -323,9 +322,7 @@ class TransformersEngine:
     def _output(
         self, row: PreparedRequest, token_ids: Sequence[int], cached_tokens: int
     ) -> EngineOutput:
-        answer, finish_reason = cut_answer(
-            token_ids, row.sampling.max_new_tokens, self._checkpoint.eos_token_ids
-        )
+        answer, finish_reason = cut_answer(token_ids, row.sampling, self._checkpoint.eos_token_ids)
         return EngineOutput(
             request_id=row.request.request_id,
             token_ids=answer,

@@ -34,6 +34,7 @@ from adapter.song_prefix import SongPrefix
 from adapter.transformers_engine import TransformersEngine, _check_device
 from tests.draws import NUM_DRAWS, distribution, p_value
 from tests.reference import Reference, ReferenceAnswer
+from tests.test_repetition import first_repetition
 
 PROMPTS = (
     "Describe this music.",
@@ -372,6 +373,22 @@ class TestEnds:
 
 
 class TestSampling:
+    async def test_a_row_ends_where_it_repeats_itself_if_it_asks_for_that(
+        self, bench: Bench
+    ) -> None:
+        """A penalty below 1 makes circles; a row beside it goes on."""
+        circling = {"max_new_tokens": 60, "repetition_penalty": 0.2}
+        stopped, endless, short = await bench.answer(
+            bench.request(PROMPTS[4], SONGS[3], stop_on_repetition=True, **circling),
+            bench.request(PROMPTS[4], SONGS[3], **circling),
+            bench.request(
+                PROMPTS[4], SONGS[3], stop_on_repetition=True, **circling | {"max_new_tokens": 3}
+            ),
+        )
+        assert (stopped.finish_reason, endless.finish_reason) == ("repetition", "stop")
+        assert stopped.token_ids == endless.token_ids[: first_repetition(endless.token_ids)]
+        assert (short.finish_reason, short.token_ids) == ("length", endless.token_ids[:3])
+
     async def test_nothing_of_generation_config_json_applies(
         self, demo_model: Path, bench: Bench, tmp_path: Path
     ) -> None:

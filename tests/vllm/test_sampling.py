@@ -99,6 +99,22 @@ async def test_the_repetition_penalty_is_the_references_on_both(
         assert_same(await answer(vllm_engine, request), expected)
 
 
+async def test_an_answer_that_repeats_itself_ends_at_the_same_token_on_both(
+    vllm_engine: VllmEngine, bench: Bench
+) -> None:
+    """A penalty below 1 makes circles."""
+    reasons = []
+    for prompt, penalty in itertools.product(PROMPTS, (0.2, 0.8)):
+        sampling = {"max_new_tokens": 80, "repetition_penalty": penalty}
+        request = bench.request(prompt, SONGS[3], stop_on_repetition=True, **sampling)
+        (on_transformers,) = await bench.answer(request)
+        on_vllm = await answer(vllm_engine, request)
+        assert on_vllm.token_ids == on_transformers.token_ids
+        assert on_vllm.finish_reason == on_transformers.finish_reason
+        reasons.append(on_vllm.finish_reason)
+    assert reasons.count("repetition") >= 3
+
+
 async def test_a_seed_gives_the_same_answer_whatever_is_in_the_batch(
     vllm_engine: VllmEngine, bench: Bench
 ) -> None:
