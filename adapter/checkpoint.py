@@ -38,6 +38,7 @@ class Checkpoint:
     audio_eos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
+    vocab_size: int = 0  # logits of the model, which may be more than the tokenizer has tokens
 
     def num_audio_tokens(self, num_samples: int) -> int:
         """How many embeddings the audible part of a clip gives; 0 where it is too short.
@@ -135,6 +136,7 @@ def load_checkpoint(
         audio_eos_token_id=_boundary_token_id(processor, "audio_eos_token", model),
         eos_token_ids=eos_token_ids,
         pad_token_id=eos_token_ids[-1] if pad_token_id is None else pad_token_id,
+        vocab_size=int(config.text_config.vocab_size),
     )
     _check_agrees(checkpoint, config, model)
     _check_hears(checkpoint)

@@ -189,7 +189,11 @@ class VllmEngine:
     def _sampling_params(self, sampling: Sampling) -> Any:
         """vLLM's form of the sampling. Text is made elsewhere, the same for both engines."""
         from vllm import SamplingParams
-        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+        from vllm.sampling_params import (
+            RepetitionDetectionParams,
+            RequestOutputKind,
+            StructuredOutputsParams,
+        )
 
         repetition = RepetitionDetectionParams(
             max_pattern_size=MAX_PATTERN_TOKENS, min_pattern_size=1, min_count=MIN_REPEATS
@@ -202,6 +206,9 @@ class VllmEngine:
             seed=None if sampling.greedy else sampling.seed,
             repetition_penalty=sampling.repetition_penalty,
             repetition_detection=repetition if sampling.stop_on_repetition else None,
+            structured_outputs=(
+                StructuredOutputsParams(grammar=sampling.grammar) if sampling.grammar else None
+            ),
             stop_token_ids=self._stop_token_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -262,6 +269,7 @@ def engine_args(settings: "Settings", checkpoint: "Checkpoint") -> dict[str, Any
         "limit_mm_per_prompt": {"audio": 1},
         "generation_config": "vllm",  # no sampling value that the caller did not send
         "disable_log_stats": False,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "enforce_eager": _runs_on_cpu(),  # compiling on a CPU takes minutes and gains little
         **settings.engine_args,
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapter.errors import SettingsError, UnprocessableError
-from adapter.reasoning import TAGS, is_opened_by
+from adapter.reasoning import TAGS, Reasoning, is_opened_by
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -85,6 +85,24 @@ class Prompter:
     def opens_reasoning(self) -> bool:
         """Whether the chat template itself begins each answer with `<think>`."""
         return all(is_opened_by(frame.suffix) for frame in self._frames.values())
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Whether an answer begins inside of reasoning, may begin with it, or has none.
+
+        The released think checkpoints are told by their names alone.
+        """
+        if self.opens_reasoning:
+            return "opened"
+        has_tags = self._tokenizer.token_to_id(TAGS[0]) is not None
+        return "optional" if has_tags or "think" in self._checkpoint.name.lower() else "none"
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer that was held to a grammar: what spells a special token in it is
+        text, but for the token that ended it."""
+        ended = bool(token_ids) and token_ids[-1] in self._checkpoint.eos_token_ids
+        kept = list(token_ids[:-1] if ended else token_ids)
+        return self._tokenizer.decode(kept, skip_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer: special tokens skipped but for the tags of reasoning, spaces as

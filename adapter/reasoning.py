@@ -7,6 +7,10 @@ an answer decides: thinking comes first or not at all.
 
 from __future__ import annotations
 
+from typing import Literal
+
+Reasoning = Literal["none", "optional", "opened"]
+
 OPEN = "<think>"
 CLOSE = "</think>"
 TAGS = (OPEN, CLOSE)

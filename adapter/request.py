@@ -22,6 +22,7 @@ class Sampling:
     seed: int | None = None
     repetition_penalty: float = 1.0
     stop_on_repetition: bool = False
+    grammar: str | None = None  # that the answer is held to: see `adapter.grammar`
 
     @property
     def greedy(self) -> bool:

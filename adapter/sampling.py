@@ -1,7 +1,7 @@
 """How the rows of one `generate()` call are drawn and ended, each as it would be alone."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -15,6 +15,9 @@ from transformers import (
 
 from adapter.repetition import Repetition
 from adapter.request import FinishReason, Sampling
+
+if TYPE_CHECKING:
+    import xgrammar
 
 MIN_TEMPERATURE = 0.01  # below it vLLM divides by 0.01, so that logits stay finite
 
@@ -36,6 +39,49 @@ class DrawRows(LogitsProcessor):
             row.exponential_(generator=generator)
         tiny = torch.finfo(noise.dtype).tiny  # log 0 would win against any score
         return scores - noise.clamp_min_(tiny).log_()
+
+
+class HoldToGrammars(LogitsProcessor):
+    """Leaves each row the tokens that may come next in its grammar; None is a row without one.
+
+    It sees every step: what was drawn in the last one is the last column of `input_ids`.
+    """
+
+    def __init__(
+        self,
+        grammars: "Sequence[xgrammar.CompiledGrammar | None]",
+        eos_token_ids: Collection[int],
+    ) -> None:
+        import xgrammar
+
+        self._matchers = {
+            row: xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(eos_token_ids))
+            for row, grammar in enumerate(grammars)
+            if grammar is not None
+        }
+        self._begun = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._begun:
+            self._accept(input_ids[:, -1].tolist())
+        self._begun = True
+        if not self._matchers:
+            return scores
+        size = scores.shape[-1]
+        bitmask = torch.full((len(self._matchers), -(-size // 32)), -1, dtype=torch.int32)
+        for index, matcher in enumerate(self._matchers.values()):
+            matcher.fill_next_token_bitmask(bitmask, index)
+        bits = (bitmask.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+        refused = (bits.flatten(1)[:, :size] == 0).to(scores.device)
+        rows = list(self._matchers)
+        scores[rows] = scores[rows].masked_fill(refused, -torch.inf)
+        return scores
+
+    def _accept(self, last_ids: Sequence[int]) -> None:
+        """Take the last step's tokens; behind its end a row has padding, and no grammar."""
+        for row, matcher in list(self._matchers.items()):
+            if not matcher.accept_token(last_ids[row]) or matcher.is_terminated():
+                del self._matchers[row]
 
 
 class EndRows(StoppingCriteria):
@@ -90,11 +136,14 @@ def build_generation_config(
 
 
 def build_logits_processors(
-    samplings: Sequence[Sampling], device: torch.device
+    samplings: Sequence[Sampling],
+    device: torch.device,
+    hold: HoldToGrammars | None = None,
 ) -> LogitsProcessorList:
-    """Temperature, then top_p, then the draw: vLLM's order. Empty where the call is greedy."""
+    """The grammars, temperature, top_p, then the draw: vLLM's order. The last three are left out
+    where the call is greedy."""
     sampling = samplings[0]
-    processors = LogitsProcessorList()
+    processors = LogitsProcessorList([hold] if hold else [])
     if sampling.greedy:
         return processors
     if sampling.temperature != 1:

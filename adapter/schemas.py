@@ -43,6 +43,14 @@ EXAMPLE_SONG = base64.b64encode(
     )
     + bytes(128 + 90 * (-1) ** (n // 10) for n in range(1600))
 ).decode()
+_EXAMPLE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "key": {"enum": ["C", "D", "E", "F", "G", "A", "B"]},
+        "bpm": {"type": "integer", "minimum": 30, "maximum": 300},
+    },
+    "required": ["key", "bpm"],
+}
 _ONE_SOURCE: dict[str, Any] = {
     "anyOf": [
         {"properties": {"audio_url": {"type": "null"}}},
@@ -174,6 +182,15 @@ class PromptFields(AudioSource):
         description="Ends an answer in which a pattern of 1 to 32 tokens stands 8 times in a row; "
         "its `finish_reason` is `repetition`.",
         examples=[True],
+    )
+    json_schema: dict[str, Any] | None = Field(
+        default=None,
+        description="The answer is JSON that is valid for this schema, parsed in `data`. Held to "
+        "are type, enum, const, anyOf, $ref into $defs, properties, required, items, minItems, "
+        "maxItems, pattern, minLength, maxLength, minimum, maximum, and for integers "
+        "exclusiveMinimum, exclusiveMaximum; another keyword is refused. An answer that was cut "
+        "has `data` null and the error `incomplete_json`.",
+        examples=[_EXAMPLE_SCHEMA],
     )
 
     def to_sampling(self) -> Sampling:
@@ -401,7 +418,8 @@ class ErrorResponse(AnswerModel):
 
 
 class AnswerError(ErrorBody):
-    """Why one prompt of a batch has no answer while the others stand."""
+    """Why a prompt has no answer while others of its batch stand, or its answer is no whole JSON
+    (`incomplete_json`)."""
 
 
 class Usage(AnswerModel):

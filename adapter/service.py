@@ -1,8 +1,10 @@
 """Prompts and songs in, answers out: the way of a request between the wire and the engine."""
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
+import json
 import logging
 import time
 import uuid
@@ -29,13 +31,15 @@ from adapter.compat import Engines, Scheduler, Ticket
 from adapter.decoder import DecoderPool
 from adapter.engine import Engine
 from adapter.errors import AdapterError, DeadlineExceededError, UnprocessableError
+from adapter.grammar import to_grammar
+from adapter.grammar_pool import GrammarPool
 from adapter.keys import Client
 from adapter.logs import current_request
 from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
 from adapter.quotas import Quotas
 from adapter.reasoning import split_reasoning
-from adapter.request import Clip, EngineRequest
+from adapter.request import Clip, EngineRequest, FinishReason
 from adapter.room import Room
 from adapter.settings import Settings
 from adapter.song_cache import SongCache
@@ -51,6 +55,7 @@ class _Asked:
     prompt: schemas.PromptFields
     source: Source | None
     path: str  # "prompts.3." in a batch, "" alone
+    grammar: str | None = None
     audio: schemas.AudioInfo | None = None
     num_audio_tokens: int = 0
     audio_seconds: float = 0.0
@@ -106,6 +111,7 @@ class Service:
             settings.decoder_workers, max_audio_seconds=settings.max_audio_seconds
         )
         self._decoder_turns = Turns(settings.decoder_workers)
+        self._grammars = GrammarPool(started.checkpoint.path, started.checkpoint.vocab_size)
         self._song_room = Room("the decoded songs", settings.max_songs_bytes)
         forgets = settings.song_cache_bytes == 0 or settings.cache_scope == "request"
         self._song_cache = None if forgets else SongCache(settings.song_cache_bytes)
@@ -122,6 +128,7 @@ class Service:
 
     async def close(self) -> None:
         await self._decoders.close()
+        await self._grammars.close()
 
     async def generate(
         self, prompt: schemas.GenerateRequest, upload: BinaryIO | None, client: Client
@@ -129,6 +136,7 @@ class Service:
         """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
+        await self._make_grammars([asked])
         with self.quotas.admit(client.name, 1), self.door.admit(1):
             async with self._songs(client) as songs:
                 (ticket,) = await self._decode(songs, [asked], None, started_at, client)
@@ -151,6 +159,7 @@ class Service:
             _Asked(prompt, _source(prompt, None) or shared, path=f"prompts.{index}.")
             for index, prompt in enumerate(batch.prompts)
         ]
+        await self._make_grammars(asked)
         with self.quotas.admit(client.name, len(asked)), self.door.admit(len(asked)):
             async with self._songs(client) as songs:
                 await self._load_shared(songs, asked, shared)
@@ -163,6 +172,21 @@ class Service:
             ],
             started_at,
         )
+
+    async def _make_grammars(self, asked: Sequence[_Asked]) -> None:
+        """Make the grammar of each prompt that has a schema. Raises UnprocessableError for the
+        first that no engine should be given: before anything is queued."""
+        for one in asked:
+            if one.prompt.json_schema is None:
+                continue
+            try:
+                one.grammar = await asyncio.to_thread(
+                    to_grammar, one.prompt.json_schema, reasoning=self._prompter.reasoning
+                )
+                await self._grammars.check(one.grammar)
+            except UnprocessableError as error:
+                error.field = one.path + (error.field or "json_schema")
+                raise
 
     def _songs(self, client: Client) -> Songs:
         return Songs(
@@ -275,7 +299,9 @@ class Service:
             num_audio_tokens=asked.num_audio_tokens,
             cache_salt=client.cache_salt,
             sampling=dataclasses.replace(
-                sampling, max_new_tokens=min(sampling.max_new_tokens, room)
+                sampling,
+                max_new_tokens=min(sampling.max_new_tokens, room),
+                grammar=asked.grammar,
             ),
         )
 
@@ -322,11 +348,15 @@ class Service:
 
     def _answer(self, asked: _Asked, ticket: Ticket, started_at: float) -> schemas.Answer:
         failed = ticket.error is not None
-        reasoning, response = (None, "") if failed else self._split(ticket.token_ids)
+        reasoning, response = (None, "") if failed else self._split(asked, ticket.token_ids)
+        data, incomplete = None, None
+        if asked.grammar is not None and not failed:
+            data, incomplete = _parsed(response, ticket.finish_reason)
         return schemas.Answer(
             response=response,
             reasoning=reasoning,
-            error=_answer_error(ticket.error, asked.path),
+            data=data,
+            error=_answer_error(ticket.error or incomplete, asked.path),
             finish_reason=None if failed else ticket.finish_reason,
             usage=schemas.Usage(
                 prompt_tokens=ticket.prompt_tokens,
@@ -348,8 +378,11 @@ class Service:
             ),
         )
 
-    def _split(self, token_ids: Sequence[int]) -> tuple[str | None, str]:
-        text = self._prompter.decode(token_ids)
+    def _split(self, asked: _Asked, token_ids: Sequence[int]) -> tuple[str | None, str]:
+        if asked.grammar is None:
+            text = self._prompter.decode(token_ids)
+        else:
+            text = self._prompter.decode_all(token_ids)
         return split_reasoning(text, opened=self._prompter.opens_reasoning)
 
     def _batch_answer(
@@ -369,6 +402,24 @@ class Service:
                 wall_seconds=time.monotonic() - started_at,
             ),
         )
+
+
+def _parsed(
+    response: str, finish_reason: FinishReason | None
+) -> tuple[object, UnprocessableError | None]:
+    """The JSON of a response that was held to a grammar, or why it has none.
+
+    A number that is all of a cut answer may be the beginning of another.
+    """
+    if finish_reason == "stop" or not response[-1:].isdigit():
+        with contextlib.suppress(ValueError):
+            return json.loads(response), None
+    advice = "raise max_new_tokens, or bound strings and lists in the schema more tightly"
+    if finish_reason == "repetition":
+        advice = "the answer repeated itself; ask otherwise, or without stop_on_repetition"
+    return None, UnprocessableError(
+        f"the answer ended before its JSON was complete; {advice}", code="incomplete_json"
+    )
 
 
 def _too_short(heard_seconds: float, field: str) -> UnprocessableError:

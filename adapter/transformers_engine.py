@@ -28,9 +28,11 @@ from adapter.errors import (
     UnprocessableError,
 )
 from adapter.features import AudioFeatures, FeatureCache
+from adapter.grammar_compiler import GrammarCompiler
 from adapter.request import EngineOutput, EngineRequest, Sampling
 from adapter.sampling import (
     EndRows,
+    HoldToGrammars,
     build_generation_config,
     build_logits_processors,
     cut_answer,
@@ -57,6 +59,7 @@ class PreparedRequest:
     request: EngineRequest
     prompt_token_ids: tuple[int, ...]
     features: AudioFeatures | None
+    grammar: Any = None  # an xgrammar.CompiledGrammar, or None for any text
 
     @property
     def sampling(self) -> Sampling:
@@ -76,6 +79,7 @@ class TransformersEngine:
             "input_ids" in inspect.signature(model.get_audio_features).parameters
         )
         self._features = FeatureCache(feature_extractor, MAX_CACHED_CLIPS)
+        self._grammars = GrammarCompiler(checkpoint.path, checkpoint.vocab_size)
         self._prefix: SongPrefix | None = None  # of the song that was heard last
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="generate")
         self._closing = threading.Event()
@@ -123,7 +127,10 @@ class TransformersEngine:
             request.prompt_token_ids, request.num_audio_tokens
         )
         features = None if request.clip is None else await self._features.get(request.clip)
-        prepared = PreparedRequest(request, tuple(prompt_token_ids), features)
+        grammar = None
+        if request.sampling.grammar is not None:
+            grammar = await asyncio.to_thread(self._grammars.compile, request.sampling.grammar)
+        prepared = PreparedRequest(request, tuple(prompt_token_ids), features, grammar)
         _check_placeholders(prepared, self._checkpoint.audio_token_id)
         return prepared
 
@@ -235,12 +242,20 @@ class TransformersEngine:
                 generation_config=build_generation_config(
                     samplings, self._checkpoint.eos_token_ids, self._checkpoint.pad_token_id
                 ),
-                logits_processor=build_logits_processors(samplings, device),
+                logits_processor=build_logits_processors(
+                    samplings, device, self._hold_to_grammars(prepared)
+                ),
                 stopping_criteria=StoppingCriteriaList([end_rows]),
             )
         _check_not_cancelled(is_cancelled)
         token_ids: list[list[int]] = sequences[:, prompt_length:].tolist()
         return token_ids
+
+    def _hold_to_grammars(self, prepared: Sequence[PreparedRequest]) -> HoldToGrammars | None:
+        grammars = [row.grammar for row in prepared]
+        if not any(grammars):
+            return None
+        return HoldToGrammars(grammars, self._checkpoint.eos_token_ids)
 
     def _num_cached(self, prepared: Sequence[PreparedRequest]) -> list[int]:
         """The tokens of each row that are not computed for it: the first row pays for the rest."""

@@ -15,6 +15,8 @@ SLOW_FILES = {
     "test_connections.py",
     "test_demo_model.py",
     "test_family.py",
+    "test_grammar.py",
+    "test_grammar_pool.py",
     "test_music_flamingo_model.py",
     "test_real_shape.py",
     "test_server_signals.py",

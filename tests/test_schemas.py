@@ -60,6 +60,7 @@ def test_an_empty_request_has_the_contracts_defaults() -> None:
         "seed": None,
         "repetition_penalty": 1.0,
         "stop_on_repetition": False,
+        "json_schema": None,
     }
     assert request.to_sampling() == Sampling()
 
@@ -179,7 +180,7 @@ def test_an_unknown_field_is_refused_with_the_likely_one() -> None:
     assert error.message.endswith("did you mean top_p?")
 
 
-@pytest.mark.parametrize("name", ["preset", "json_schema", "stream", "top_k"])
+@pytest.mark.parametrize("name", ["preset", "stream", "top_k"])
 def test_a_field_that_is_not_built_is_refused_as_unknown(name: str) -> None:
     error = refusal({name: None})
     assert (error.code, error.field) == ("unknown_field", name)

@@ -112,6 +112,8 @@ def _cheap(prompt: dict[str, Any], heard: bool) -> dict[str, Any]:
     start, end = prompt.get("start_seconds"), prompt.get("end_seconds")
     if "prompt" in prompt:
         prompt = prompt | {"prompt": prompt["prompt"][:MAX_PROMPT_CHARACTERS]}
+    if prompt.get("json_schema") is not None:  # the document cannot say which objects are schemas
+        prompt = prompt | {"json_schema": {"enum": [True, "no", 7]}}
     if start is not None:
         prompt = prompt | {"start_seconds": start % (SONG_SECONDS / 4) if heard else None}
     if end is not None:
