@@ -11,8 +11,8 @@ from pathlib import Path
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ROOT = Path(__file__).parents[2]
 TALLY_VARIABLE = "FUZZ_TALLY"  # the file in which hooks.py notes every answer
-# Python 3.11's own fault, which hypothesis meets where it describes a deep strategy; it says nothing
-# of the server: https://github.com/python/cpython/issues/106905
+# Python 3.11's own fault, which hypothesis meets where it describes a deep strategy, and no sign of
+# the server's: https://github.com/python/cpython/issues/106905
 PYTHON_FAULT = "AST constructor recursion depth mismatch"
 MAX_LINE_CHARACTERS = 1000  # its report shows whole songs
 
