@@ -45,7 +45,9 @@ from adapter.intake import Intake
 from adapter.keys import OPEN_PATHS, Client, KeyCheck, Keys
 from adapter.logs import CLIENT_CLOSED_REQUEST, RequestLog, current_request
 from adapter.metrics import EngineReading, Metrics
+from adapter.presets import built_in_presets
 from adapter.processes import deaf_to_ctrl_c
+from adapter.sections import SECTIONS
 from adapter.service import Started
 from adapter.settings import Settings, load_settings
 from adapter.supervisor import Supervisor, start_serving
@@ -144,6 +146,7 @@ def create_app(
         max_seconds=settings.request_timeout_seconds,
     )
     models = schemas.request_models(settings)
+    listed = _list_presets(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -232,6 +235,16 @@ def create_app(
     async def generate_batch(request: Request) -> Response:
         return await answer(request, models.generate_batch, supervisor.service.generate_batch)
 
+    @app.head("/presets", include_in_schema=False)
+    @app.get(
+        "/presets",
+        summary="The questions that a prompt may name",
+        response_model=schemas.Presets,
+        responses={200: {"headers": _REQUEST_ID}, 401: _ERRORS[401]},
+    )
+    async def presets() -> Response:
+        return JSONResponse(listed)
+
     @app.head("/health", include_in_schema=False)
     @app.get(
         "/health",
@@ -291,10 +304,18 @@ def create_app(
         text, content_type = metrics.expose(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
-    _document_requests(app, [models.generate, models.generate_batch])
+    # The sections beside them, so that a client can make types of what `data` holds.
+    _document_requests(app, [models.generate, models.generate_batch, *SECTIONS.values()])
     if settings.api_keys:
         _document_keys(app)
     return app
+
+
+def _list_presets(settings: Settings) -> dict[str, Any]:
+    presets = settings.presets or built_in_presets()
+    names = schemas.PresetInfo.model_fields
+    infos = [schemas.PresetInfo(**{name: getattr(one, name) for name in names}) for one in presets]
+    return schemas.Presets(presets=infos).model_dump()
 
 
 def _health(supervisor: Supervisor, settings: Settings, gate: Gate) -> schemas.Health:

@@ -5,7 +5,7 @@ import difflib
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from adapter.errors import UnprocessableError
+from adapter.presets import Preset, built_in_presets
 from adapter.request import FinishReason, Sampling
 from adapter.settings import Settings
 
@@ -126,6 +127,11 @@ class AudioSource(RequestModel):
 class PromptFields(AudioSource):
     """What one prompt asks, of which part of the song, and how its answer is drawn."""
 
+    preset: str | None = Field(
+        default=None,
+        description="A name from `GET /presets`: it brings prompt, cap, sampling and schema. A "
+        "field that is sent beside it overrides the preset's; a `prompt` may not be.",
+    )
     prompt: str = Field(
         default="Describe this music.",
         min_length=1,
@@ -278,7 +284,17 @@ def request_models(settings: Settings) -> RequestModels:
         default=min(DEFAULT_MAX_NEW_TOKENS, longest),
         examples=[min(64, longest)],
     )
-    prompt = _subclass(BatchPrompt, max_new_tokens=new_tokens)
+    presets = settings.presets or built_in_presets()
+    preset = _described(
+        PromptFields,
+        "preset",
+        Literal[tuple(one.name for one in presets)] | None,
+        default=None,
+        examples=[presets[0].name],
+    )
+    asked: dict[str, Any] = {"max_new_tokens": new_tokens, "preset": preset}
+    fill = _presets_filler(presets, longest)
+    prompt = _subclass(BatchPrompt, fill, **asked)
     prompts = _described(
         GenerateBatchRequest,
         "prompts",
@@ -294,7 +310,7 @@ def request_models(settings: Settings) -> RequestModels:
         examples=[1],
     )
     return RequestModels(
-        generate=_subclass(GenerateRequest, max_new_tokens=new_tokens),
+        generate=_subclass(GenerateRequest, fill, **asked),
         generate_batch=_subclass(GenerateBatchRequest, prompts=prompts, group_size=group_size),
     )
 
@@ -306,8 +322,40 @@ def _described(model: type[BaseModel], name: str, annotation: Any, **field: Any)
 Model = TypeVar("Model", bound=RequestModel)
 
 
-def _subclass(model: type[Model], **fields: Any) -> type[Model]:
-    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+def _subclass(model: type[Model], fill: Any = None, **fields: Any) -> type[Model]:
+    validators: dict[str, Any] = (
+        {"fill_in_preset": model_validator(mode="before")(fill)} if fill else {}
+    )
+    return create_model(
+        model.__name__,
+        __base__=model,
+        __doc__=model.__doc__,
+        __validators__=validators,
+        **fields,
+    )
+
+
+def _presets_filler(presets: Sequence[Preset], longest: int) -> Callable[[object], object]:
+    """What puts a preset's fields where a prompt that names it has none of its own."""
+    known = {one.name: one for one in presets}
+
+    def fill(data: object) -> object:
+        name = data.get("preset") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(name, str):
+            return data
+        if name not in known:
+            close = difflib.get_close_matches(name[:80], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "GET /presets lists them"
+            message = f"there is no such preset; {hint}"
+            raise PydanticCustomError("no_preset", message.replace("{", "{{"), {"field": "preset"})
+        if "prompt" in data:
+            message = "it comes beside a preset, which brings its own; send one of the two"
+            raise PydanticCustomError("two_prompts", message, {"field": "prompt"})
+        fields = known[name].fields()
+        fields["max_new_tokens"] = min(fields["max_new_tokens"], longest)
+        return fields | data
+
+    return fill
 
 
 def parse(model: type[Model], obj: object, *, uploaded: bool = False) -> Model:
@@ -488,6 +536,29 @@ class Answers(AnswerModel):
 
 class BatchAnswer(Billed, Answers):
     """The answers to a batch; its seconds and dollars are their sums."""
+
+
+class PresetInfo(AnswerModel):
+    """A preset as a client sees it."""
+
+    name: str
+    label: str
+    description: str
+    report_key: str = Field(description="Under which a report has its answer.")
+    prompt: str
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    do_sample: bool
+    json_schema: dict[str, Any] | None = Field(
+        description="Of its `data`; null where it is answered in text."
+    )
+
+
+class Presets(AnswerModel):
+    """The presets, in the order of the report."""
+
+    presets: list[PresetInfo]
 
 
 class Live(AnswerModel):

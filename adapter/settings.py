@@ -9,10 +9,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from adapter.errors import SettingsError
 from adapter.keys import key_digest
+from adapter.presets import Preset, read_presets
 
 PREFIX = "ADAPTER_"
 FALLBACK_USD_PER_SECOND = 0.000583  # an A100 40 GB
@@ -186,6 +188,13 @@ def _origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+def _presets(text: str) -> tuple[Preset, ...]:
+    try:
+        return read_presets(Path(_text(text)))
+    except ValueError as error:
+        raise _ExpectedError(str(error)) if str(error) else error from None
+
+
 _TEXT = _Kind(_text, "a text of one line without spaces around it")
 _PATH_OR_NOTHING = _Kind(_text_or_nothing, "a file's path without spaces around it, or nothing")
 _BOOLEAN = _Kind(_boolean, "true or false")
@@ -199,6 +208,9 @@ _API_KEYS = _Kind(
 )
 _NAMES = _Kind(_names, "names of API keys with commas between them (prometheus,ops)")
 _ORIGINS = _Kind(_origins, "origins with commas between them (https://app.example.com), or *")
+
+
+_PRESETS = _Kind(_presets, "a path to a TOML file of presets, without spaces around it")
 
 
 def _setting(default: Any, kind: _Kind, help: str, *, shown: str | None = None) -> Any:
@@ -244,6 +256,9 @@ class Settings:
     max_prompts: int = _setting(64, _integer(1, 65_536), "Prompts in one batch")
     max_new_tokens: int = _setting(
         2048, _integer(1, 10_000_000), "The largest max_new_tokens that a prompt may ask for"
+    )
+    presets: tuple[Preset, ...] | None = _setting(
+        None, _PRESETS, "TOML file of the presets, in place of the built-in ones", shown="built in"
     )
     max_queued: int = _setting(256, _integer(1, 10_000_000), "Prompts that may wait; more get 503")
     max_body_bytes: int = _setting(

@@ -114,6 +114,9 @@ def _cheap(prompt: dict[str, Any], heard: bool) -> dict[str, Any]:
         prompt = prompt | {"prompt": prompt["prompt"][:MAX_PROMPT_CHARACTERS]}
     if prompt.get("json_schema") is not None:  # the document cannot say which objects are schemas
         prompt = prompt | {"json_schema": {"enum": [True, "no", 7]}}
+    if prompt.get("preset") is not None:  # which excludes a prompt
+        prompt = {name: prompt[name] for name in prompt.keys() - {"prompt"}}
+        prompt |= {"max_new_tokens": 4}
     if start is not None:
         prompt = prompt | {"start_seconds": start % (SONG_SECONDS / 4) if heard else None}
     if end is not None:
