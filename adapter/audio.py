@@ -168,8 +168,13 @@ class Songs:
             async with self._turns.turn(self._party):
                 self._room.take(0)  # what follows the one too many is not decoded
                 song = await self._pool.decode(encoded.file)
-        self._room.take(song.samples.nbytes)
-        self._taken_bytes += song.samples.nbytes
+        num_bytes = song.samples.nbytes
+        try:
+            self._room.take(num_bytes)
+        except AdapterError:
+            del song  # the error's traceback, which stays as long as the request, would keep it
+            raise
+        self._taken_bytes += num_bytes
         if self._cache:
             self._cache.put(key, song)
         return song
