@@ -294,7 +294,13 @@ def create_app(
                     "text/plain": {"schema": {"type": "string"}},
                     "application/openmetrics-text": {"schema": {"type": "string"}},
                 },
-            }
+            },
+            401: _ERRORS[401],
+            403: {
+                "model": schemas.ErrorResponse,
+                "description": "The API key may not read them",
+                "headers": _REQUEST_ID,
+            },
         },
     )
     async def scrape(request: Request) -> Response:

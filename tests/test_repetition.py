@@ -30,10 +30,12 @@ def circling(draw: st.DrawFn) -> list[int]:
     return token_ids
 
 
+@pytest.mark.vllm
 @settings(deadline=None)  # the first example imports vLLM
 @given(circling())
 def test_the_rule_is_vllms_own(token_ids: list[int]) -> None:
-    utils = pytest.importorskip("vllm.v1.core.sched.utils")
+    from vllm.v1.core.sched import utils
+
     params = utils.RepetitionDetectionParams(
         max_pattern_size=MAX_PATTERN_TOKENS, min_pattern_size=1, min_count=MIN_REPEATS
     )

@@ -1,10 +1,8 @@
 """An answer that is held to a grammar has the same tokens on both engines."""
 
 import asyncio
-import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -12,11 +10,9 @@ import pytest
 
 from adapter.engine import VllmEngine
 from adapter.grammar import to_grammar
-from adapter.request import EngineOutput, EngineRequest
 from tests.test_grammar import SONG, TEXT
 from tests.test_transformers_engine import PROMPTS, SONGS, Bench
-
-request_ids = map(str, itertools.count())
+from tests.vllm.test_sampling import answer
 
 LIST = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 4}
 SCHEMAS = [SONG, LIST, {"type": "number", "minimum": 0, "maximum": 200}]
@@ -27,12 +23,6 @@ def bench(demo_model: Path) -> Iterator[Bench]:
     bench = Bench(demo_model)
     yield bench
     asyncio.run(bench.engine.shutdown())
-
-
-async def answer(engine: VllmEngine, request: EngineRequest) -> EngineOutput:
-    prepared = await engine.prepare(replace(request, request_id=f"grammar-{next(request_ids)}"))
-    outputs = [output async for output in engine.generate([prepared])]
-    return replace(outputs[-1], token_ids=tuple(i for o in outputs for i in o.token_ids))
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
