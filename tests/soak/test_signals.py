@@ -13,12 +13,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.server import Server, free_port, wait_until_ready
+from tests.server import LONG_LIST, Server, free_port, wait_until_ready
 
 pytestmark = [pytest.mark.soak, pytest.mark.vllm]
 
-PROMPTS = [{"prompt": f"Part {i}?", "max_new_tokens": 400} for i in range(32)]
-BATCH = {"prompts": PROMPTS, "group_size": 2}  # for some seconds
+PROMPTS = [
+    {"prompt": f"Part {i}?", "max_new_tokens": 400, "json_schema": LONG_LIST} for i in range(32)
+]
+BATCH = {"prompts": PROMPTS, "group_size": 2}  # for some seconds on any machine
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ class Asking(threading.Thread):
         self.start()
         deadline = time.monotonic() + 60
         while "adapter_num_requests_running 2.0" not in server.get("/metrics").text:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, server.log.read_text()[-4000:]
             time.sleep(0.05)
 
     def run(self) -> None:

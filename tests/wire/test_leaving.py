@@ -5,13 +5,13 @@ import time
 import httpx
 import pytest
 
-from tests.server import Server
+from tests.server import LONG_LIST, Server
 from tests.wire.audio import as_base64, song
 
 
 def test_the_engine_is_free_within_a_second_after_a_client_left(server: Server) -> None:
-    prompts = [{"prompt": f"Part {i}?", "max_new_tokens": 512} for i in range(64)]
-    body = {"audio": as_base64(song(30)), "prompts": prompts}
+    prompt = {"max_new_tokens": 512, "json_schema": LONG_LIST}
+    body = {"audio": as_base64(song(30)), "prompts": [prompt] * 64}
     with pytest.raises(httpx.ReadTimeout):
         server.post("/generate_batch", body, timeout_seconds=1)
     time.sleep(1)
