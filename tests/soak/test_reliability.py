@@ -23,7 +23,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.server import Server, running_server
+from tests.server import LONG_LIST, Server, running_server
 from tests.wire.audio import as_base64, song
 from tests.wire.test_engine_death import engine_processes
 
@@ -49,6 +49,10 @@ def batch(count: int, *, max_new_tokens: int = 24, which_song: int = 0) -> dict[
         for i in range(count)
     ]
     return {"audio": SONGS[which_song], "prompts": prompts}
+
+
+LONG_PROMPT = {"max_new_tokens": 1500, "json_schema": LONG_LIST}
+LONG_BATCH = {"audio": SONGS[0], "prompts": [LONG_PROMPT] * 6}  # seconds on any machine
 
 
 def metric(server: Server, name: str) -> float:
@@ -81,9 +85,10 @@ def test_the_sums_agree_after_40_batches_of_8_clients_a_fifth_cut_off_and_one_de
 
     def client(number: int) -> None:
         for turn in range(5):
-            body = batch(6, max_new_tokens=60, which_song=(number + turn) % 3)
             name = f"client-{number}-turn-{turn}"
             leaves = (number * 5 + turn) % 5 == 4
+            which_song = (number + turn) % 3
+            body = LONG_BATCH if leaves else batch(6, max_new_tokens=60, which_song=which_song)
             try:
                 response = httpx.post(
                     server.url + "/generate_batch",
@@ -100,6 +105,10 @@ def test_the_sums_agree_after_40_batches_of_8_clients_a_fifth_cut_off_and_one_de
                 wait_until(lambda: server.get("/health").status_code == 200, 300)
 
     with serving(demo_model, tmp_path, "vllm") as server:
+        first = LONG_PROMPT | {"max_new_tokens": 1}  # later ones find its schema compiled
+        named = {"X-Request-Id": "first"}
+        response = httpx.post(server.url + "/generate", json=first, headers=named, timeout=60)
+        answered["first"] = response.json()["elapsed_seconds"]
         with ThreadPoolExecutor(8) as clients:
             done = [clients.submit(client, number) for number in range(8)]
             wait_until(lambda: len(answered) > 5, 300)
@@ -223,12 +232,13 @@ def test_50_disconnects_leave_nothing_in_the_engine_and_no_file(
         names = [str(link.readlink()) for link in files.iterdir() if link.is_symlink()]
         return sorted(name for name in names if "/tmp/" in name or "memfd:" in name)
 
+    server.post("/generate", LONG_PROMPT | {"max_new_tokens": 1})  # later ones find its schema
     for which_song in range(3):  # which the server then keeps for a while
         server.post("/generate_batch", batch(2, which_song=which_song))
     before = held()
 
     def leave(number: int) -> bool:
-        body = batch(8, max_new_tokens=1000, which_song=number % 3)
+        body = {"audio": SONGS[number % 3], "prompts": [LONG_PROMPT] * 8}
         try:
             server.post("/generate_batch", body, timeout_seconds=0.05 + number % 10 / 50)
         except httpx.TimeoutException:
@@ -315,9 +325,13 @@ def test_a_stopped_engine_is_noticed_and_replaced_and_a_busy_one_is_not(
         list(clients.map(keep_busy, range(2)))
     busy_seconds = time.monotonic() - started
     assert metric(server, "adapter_engine_restarts_total") == restarts
-    threading.Timer(0.3, lambda: [p.suspend() for p in engine_processes(server)]).start()
     started = time.monotonic()
-    texts(server.post("/generate_batch", batch(13, max_new_tokens=300)))
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(server.post, "/generate_batch", batch(13, max_new_tokens=300))
+        wait_until(lambda: metric(server, "adapter_num_requests_running") > 0, 60)
+        for process in engine_processes(server):
+            process.suspend()
+        texts(asked.result())
     took = time.monotonic() - started
     assert metric(server, "adapter_engine_restarts_total") == restarts + 1
     print(f"\nstopped: 13 answers after {took:.1f} s; one busy for {busy_seconds:.1f} s was left")
