@@ -1,7 +1,6 @@
-"""Rising load on /generate_batch, for locust, which this package does not need otherwise:
+"""Rising load on /generate_batch, for locust:
 
-    pip install locust
-    locust -f scripts/benchmarks/load.py --headless --host http://127.0.0.1:8000 --csv load
+    PYTHONPATH=scripts locust -f scripts/benchmarks/load.py --headless --host URL --csv load
 
 Songs are mixed: most requests are about one of a few that are known, some about a new one, of 10 to
 60 seconds, with 1 to 13 prompts each. The users, each of whom asks again as soon as it is answered,
@@ -20,7 +19,8 @@ import wave
 from typing import Any
 
 import numpy as np
-from locust import FastHttpUser, LoadTestShape, constant, task  # type: ignore[import-not-found]
+from demo import QUESTIONS
+from locust import FastHttpUser, LoadTestShape, constant, task
 
 STEP_SECONDS = float(os.environ.get("LOAD_STEP_SECONDS", "60"))
 MAX_USERS = int(os.environ.get("LOAD_MAX_USERS", "32"))
@@ -29,21 +29,6 @@ RATE = 16_000  # Hz
 SECONDS = (10, 60)
 NEW_SONG = 0.2  # of the requests
 MAX_NEW_TOKENS = 64
-QUESTIONS = (
-    "Describe this music.",
-    "Which instruments do you hear?",
-    "What is the tempo in beats a minute?",
-    "Which key is it in?",
-    "What is the mood?",
-    "Name the genre and its roots.",
-    "Transcribe the lyrics, or say that there are none.",
-    "How is it mixed?",
-    "Which chords are played?",
-    "Who would listen to this?",
-    "Which film scene would it suit?",
-    "Name three similar artists.",
-    "How should the artist go on from here?",
-)
 
 
 def make_song(seed: int) -> bytes:

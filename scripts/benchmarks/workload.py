@@ -1,5 +1,6 @@
 """What every path is given, and what it gives back."""
 
+import json
 import os
 import re
 import wave
@@ -185,12 +186,25 @@ def decode_with_soxr(path: Path) -> npt.NDArray[np.float32]:
 
 
 def make_model(shape: str, folder: Path) -> str:
-    """Write the demo checkpoint of a shape; returns its directory."""
+    """Write the demo checkpoint of a shape, whose answers all run to their caps here; returns its
+    directory."""
     from adapter.demo_model import SMALL, TINY, write_demo_model
 
     directory = folder / f"demo-{shape}"
     write_demo_model(directory, shape={"tiny": TINY, "small": SMALL}[shape])
+    forget_the_end(directory)
     return str(directory)
+
+
+def forget_the_end(directory: Path) -> None:
+    """Make the logits of the tokens that end an answer zero: another is always better."""
+    from safetensors.torch import load_file, save_file
+
+    weights_file = directory / "model.safetensors"
+    weights = load_file(weights_file)
+    settings = json.loads((directory / "generation_config.json").read_text())
+    weights["language_model.lm_head.weight"][settings["eos_token_id"]] = 0
+    save_file(weights, weights_file, metadata={"format": "pt"})
 
 
 def prepare_environment(*, demo: bool) -> None:
