@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MEASURED_SECONDS = 1200  # of a song, from its start, for tempo and key
 TEMPO_TOLERANCE = 0.04
-MIN_KEY_STRENGTH = 0.7  # an estimate that is weaker disputes nothing
+MIN_KEY_STRENGTH = 0.6  # an estimate that is weaker disputes nothing
 
 _OCTAVES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _PITCH_CLASSES = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}

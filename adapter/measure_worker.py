@@ -39,7 +39,7 @@ _MAX_BEATS = 8  # so many beats later the onsets are compared once more, for pre
 _USUAL_BPM = 120.0
 
 KEYS = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
-MIN_CHROMA_SPREAD = 0.15  # standard deviation over mean; noise has 0.1, music 0.3 and more
+MIN_CHROMA_SPREAD = 0.2  # standard deviation over mean; noise has up to 0.15, music 0.3 and more
 CLEAR_MARGIN = 0.1  # of correlation: as far as that from the next key, an estimate is clear
 _CHROMA_FFT = 8192  # half a second: two bins for a semitone at 65 Hz
 _CHROMA_HOP = 4096

@@ -10,7 +10,7 @@ import numpy as np
 
 from adapter import measure_worker
 
-CRASH, HANG, SPIN, SWALLOW, LOOK = range(1, 6)
+CRASH, EXHAUST, HANG, SPIN, SWALLOW, LOOK = range(1, 7)
 
 measure = measure_worker.measure
 
@@ -19,6 +19,8 @@ def obey(samples: measure_worker.Floats) -> dict[str, Any]:
     order = samples[0]
     if order == CRASH:
         os.kill(os.getpid(), signal.SIGSEGV)
+    if order == EXHAUST:
+        os.kill(os.getpid(), signal.SIGXCPU)  # as the kernel does at the limit of processor time
     if order == HANG:
         time.sleep(3600)
     if order == SPIN:

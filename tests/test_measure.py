@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +15,10 @@ import pytest
 
 from adapter.decoder import Song
 from adapter.errors import NotMeasuredError
-from adapter.measure import Measured, Measurer, disputes
+from adapter.measure import MIN_KEY_STRENGTH, Measured, Measurer, disputes
 from adapter.measure_worker import KEYS, estimate_key, estimate_tempo, measure
 from adapter.request import SAMPLING_RATE
-from tests.hostile_measurer import CRASH, HANG, LOOK, SPIN, SWALLOW
+from tests.hostile_measurer import CRASH, EXHAUST, HANG, LOOK, SPIN, SWALLOW
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -99,7 +98,7 @@ def test_the_key_of_a_cadence_is_found_in_all_keys_with_strength(home: int, mode
     estimate = estimate_key(chords(home, mode))
     assert estimate is not None
     assert estimate[:2] == (KEYS[home], mode)
-    assert 0.7 < estimate[2] <= 1
+    assert MIN_KEY_STRENGTH < estimate[2] <= 1
 
 
 def test_a_song_that_is_tuned_a_third_of_a_semitone_off_has_its_key() -> None:
@@ -193,20 +192,24 @@ async def test_a_song_is_measured_in_a_process_that_is_gone_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "message"),
+    ("order", "timeout_seconds", "message"),
     [
-        (CRASH, "failed"),
-        (SWALLOW, "failed"),
-        (HANG, "longer than is allowed"),
-        (SPIN, "longer than is allowed"),
+        (CRASH, 60, "failed"),
+        (SWALLOW, 60, "failed"),
+        (EXHAUST, 60, "longer than is allowed"),
+        (HANG, 3, "longer than is allowed"),
+        (SPIN, 3, "longer than is allowed"),
     ],
 )
-async def test_a_worker_that_breaks_fails_its_song_alone(order: int, message: str) -> None:
-    async with hostile(timeout_seconds=6) as measurer:
+async def test_a_worker_that_breaks_fails_its_song_alone(
+    order: int, timeout_seconds: float, message: str
+) -> None:
+    async with hostile(timeout_seconds) as measurer:
         with pytest.raises(NotMeasuredError, match=message) as caught:
             await measurer.measure(ordering(order))
         assert caught.value.code == "not_measured"
         assert not workers()
+        measurer._timeout_seconds = 60  # a busy machine takes its time
         assert (await measurer.measure(ordering(0))).tempo_bpm is not None
 
 
@@ -275,12 +278,12 @@ async def test_what_stands_behind_twenty_minutes_is_not_measured() -> None:
     assert (measured.duration_seconds, measured.key) == (1210, None)
 
 
-async def test_many_measurements_leave_no_file_open() -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+async def test_measurements_that_end_well_or_badly_leave_no_file_open() -> None:
+    before = psutil.Process().num_fds()
     async with hostile() as measurer:
         for order in (0, CRASH):
             await asyncio.gather(measurer.measure(ordering(order)), return_exceptions=True)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert psutil.Process().num_fds() == before
 
 
 # Disagreement
@@ -344,7 +347,7 @@ def test_another_key_is_disputed(key: str, mode: str | None) -> None:
     assert disputes({"key": key, "mode": mode}, measured())
 
 
-@pytest.mark.parametrize("key_strength", [0.69, 0.0, None])
+@pytest.mark.parametrize("key_strength", [0.59, 0.0, None])
 def test_a_weak_estimate_of_the_key_disputes_nothing(key_strength: float | None) -> None:
     assert not disputes({"key": "F#", "mode": "major"}, measured(key_strength=key_strength))
 
