@@ -93,9 +93,10 @@ class Songs:
     """The songs of one request: each is received and decoded once, however many prompts ask.
 
     Sources are the same where they are the same URL, the same object, or turn out to hold the same
-    bytes. A song whose bytes `cache` knows of `owner` is not decoded. Used as an async context
-    manager, whose end stops what is still being loaded and gives back what the samples took of
-    `room`: a few MB of silence in FLAC hold hours of them, a batch of those many GB.
+    bytes. A song whose bytes `cache` knows of `owner` is not decoded, unless its loudness is to be
+    measured and the cached one has none. Used as an async context manager, whose end stops what is
+    still being loaded and gives back what the samples took of `room`: a few MB of silence in FLAC
+    hold hours of them, a batch of those many GB.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class Songs:
         party: Party | None = None,
         cache: SongCache | None = None,
         owner: bytes | None = None,
+        measure_loudness: bool = False,
     ) -> None:
         self._pool = pool
         self._limits = limits
         self._room = room
         self._cache = cache
         self._owner = owner
+        self._measure_loudness = measure_loudness
         self._loads: dict[Hashable, asyncio.Task[Song]] = {}
         self._turns = turns
         self._party = party or Party()
@@ -164,10 +167,12 @@ class Songs:
     async def _decode(self, encoded: EncodedSong) -> Song:
         key = (self._owner, encoded.digest)
         song = self._cache.get(key) if self._cache else None
-        if song is None:
+        if song is None or (self._measure_loudness and song.loudness_lufs is None):
             async with self._turns.turn(self._party):
                 self._room.take(0)  # what follows the one too many is not decoded
-                song = await self._pool.decode(encoded.file)
+                song = await self._pool.decode(
+                    encoded.file, measure_loudness=self._measure_loudness
+                )
         num_bytes = song.samples.nbytes
         try:
             self._room.take(num_bytes)

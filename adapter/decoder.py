@@ -50,12 +50,15 @@ class Song:
     `samples` is a read-only float32 array of shape (num_samples,), mono at 16 kHz.
     `duration_seconds` is the song's own length, whatever is cut later. `digest` is the hex SHA-256
     of the samples: equal samples, equal digest. `decode_seconds` leaves out the wait for a worker.
+    `loudness_lufs` is the integrated loudness of the file's own channels (loudness.py), where it
+    was asked for and can be told.
     """
 
     samples: npt.NDArray[np.float32]
     duration_seconds: float
     digest: str
     decode_seconds: float
+    loudness_lufs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,22 +125,27 @@ class DecoderPool:
             await self.close()
             raise
 
-    async def decode(self, file: BinaryIO) -> Song:
+    async def decode(self, file: BinaryIO, *, measure_loudness: bool = False) -> Song:
         """Decode an audio file to mono at 16 kHz; of `file` only the descriptor is used.
+
+        The song's loudness is None unless it is to be measured.
 
         Raises NotAudioError for what is no audio or crashes a decoder, UnprocessableError for what
         passes a limit, UnavailableError where no worker can be had.
         """
         file.flush()
+        task = b"measure" if measure_loudness else b"decode"
         with memory_file() as samples_file:
             async with self._lend_worker() as worker:
                 started = time.perf_counter()
-                answer = await self._exchange(worker, file.fileno(), samples_file.fileno())
+                answer = await self._exchange(worker, task, file.fileno(), samples_file.fileno())
             raise_song_error(answer)
             samples = map_samples(samples_file.fileno(), answer["num_samples"])
         digest = await asyncio.to_thread(hash_samples, samples)
         decode_seconds = time.perf_counter() - started
-        return Song(samples, answer["duration_seconds"], digest, decode_seconds)
+        return Song(
+            samples, answer["duration_seconds"], digest, decode_seconds, answer["loudness_lufs"]
+        )
 
     async def close(self) -> None:
         """End all workers; songs at work fail with UnavailableError. May be called twice."""
@@ -232,8 +240,10 @@ class DecoderPool:
         except OSError as error:
             raise UnavailableError("An audio decoder could not be started; try again.") from error
 
-    async def _exchange(self, worker: Worker, encoded_fd: int, samples_fd: int) -> dict[str, Any]:
-        socket.send_fds(worker.control, [b"decode"], [encoded_fd, samples_fd])
+    async def _exchange(
+        self, worker: Worker, task: bytes, encoded_fd: int, samples_fd: int
+    ) -> dict[str, Any]:
+        socket.send_fds(worker.control, [task], [encoded_fd, samples_fd])
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 answer = await receive(worker.control)

@@ -1,9 +1,10 @@
 """One decoder process: encoded bytes in, mono float32 samples at 16 kHz out.
 
 Run by adapter/decoder.py as `python -m adapter.decoder_worker FD MAX_AUDIO_SECONDS MEMORY_BYTES
-CPU_SECONDS`, where FD is one end of a socket pair. A message on it brings two file descriptors, of
-the encoded bytes and of an empty file for the samples; the answer is one line of JSON, either
-{"num_samples", "duration_seconds"} or {"error", "code", "message"}.
+CPU_SECONDS`, where FD is one end of a socket pair. A message on it, `decode` or `measure` (the
+loudness too), brings two file descriptors, of the encoded bytes and of an empty file for the
+samples; the answer is one line of JSON, either {"num_samples", "duration_seconds", "loudness_lufs"}
+or {"error", "code", "message"}.
 
 FFmpeg reads bytes that strangers wrote, so this process holds nothing worth having: no keys, no
 model, few descriptors, little memory, bounded time. It ends with the server, however that ends.
@@ -38,6 +39,7 @@ from av.container import InputContainer
 from av.packet import Packet
 
 from adapter.errors import AdapterError, NotAudioError, UnprocessableError
+from adapter.loudness import Loudness
 from adapter.request import SAMPLING_RATE
 
 MIN_SAMPLING_RATE = 1_000  # Hz; below, a few bytes unpack to hours
@@ -156,7 +158,9 @@ class SampleWriter:
         self.num_samples += len(samples)
 
 
-def decode(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str, Any]:
+def decode(
+    encoded_fd: int, samples_fd: int, max_audio_seconds: float, measure_loudness: bool = False
+) -> dict[str, Any]:
     """Decode the first audio track of a file to mono float32 samples at 16 kHz.
 
     The bytes decide what the file is. Mono is the plain mean of the channels. Samples that are no
@@ -167,6 +171,7 @@ def decode(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[s
     Raises NotAudioError, and UnprocessableError where a limit is passed.
     """
     writer = SampleWriter(samples_fd)
+    loudness = Loudness() if measure_loudness else None
     damage = Damage()
     num_values = 0
     with open_container(encoded_fd) as container:
@@ -174,11 +179,18 @@ def decode(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[s
             seconds = writer.duration_seconds + block.samples / block.sample_rate
             num_values += block.samples * block.layout.nb_channels
             check_size(seconds, num_values, max_audio_seconds)
-            writer.write(to_mono(block), block.sample_rate)
+            channels = finite_channels(block)
+            writer.write(to_mono(channels), block.sample_rate)
+            if loudness:
+                loudness.write(channels, block.sample_rate, block.layout.name)
     writer.finish()
     if writer.num_samples == 0 or damage.outweighs(writer.duration_seconds):
         raise NotAudioError("The file holds no audio that can be decoded.")
-    return {"num_samples": writer.num_samples, "duration_seconds": writer.duration_seconds}
+    return {
+        "num_samples": writer.num_samples,
+        "duration_seconds": writer.duration_seconds,
+        "loudness_lufs": loudness.finish() if loudness else None,
+    }
 
 
 def open_container(fd: int) -> InputContainer:
@@ -342,13 +354,18 @@ def drain(fifo: AudioFifo, interleaver: AudioResampler) -> Iterator[AudioFrame]:
         yield from interleaver.resample(block)
 
 
-def to_mono(frame: AudioFrame) -> npt.NDArray[np.float32]:
-    """The mean of an interleaved frame's channels, float32 of shape (num_samples,)."""
+def finite_channels(frame: AudioFrame) -> npt.NDArray[np.float32]:
+    """An interleaved frame's samples in bounds, float32 of shape (num_samples, num_channels)."""
     interleaved = cast(npt.NDArray[np.float32], frame.to_ndarray())
     channels = interleaved.reshape(-1, frame.layout.nb_channels)
-    if not within_bounds(channels):
-        finite = np.where(np.isfinite(channels), channels, np.float32(0))
-        channels = finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
+    if within_bounds(channels):
+        return channels
+    finite = np.where(np.isfinite(channels), channels, np.float32(0))
+    return finite.clip(-MAX_AMPLITUDE, MAX_AMPLITUDE)
+
+
+def to_mono(channels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The mean of channels of shape (num_samples, num_channels)."""
     return cast(npt.NDArray[np.float32], reduce(np.add, channels.T) / np.float32(channels.shape[1]))
 
 
@@ -408,9 +425,11 @@ def end_with_the_server() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def answer(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str, Any]:
+def answer(
+    encoded_fd: int, samples_fd: int, max_audio_seconds: float, measure_loudness: bool
+) -> dict[str, Any]:
     try:
-        return decode(encoded_fd, samples_fd, max_audio_seconds)
+        return decode(encoded_fd, samples_fd, max_audio_seconds, measure_loudness)
     except AdapterError as error:
         return {"error": type(error).__name__, "code": error.code, "message": error.message}
     except MemoryError:
@@ -441,7 +460,8 @@ def main(arguments: list[str]) -> None:
             return
         allow_cpu_seconds(int(arguments[3]))
         try:
-            control.send(json.dumps(answer(fds[0], fds[1], max_audio_seconds)).encode())
+            said = answer(fds[0], fds[1], max_audio_seconds, message == b"measure")
+            control.send(json.dumps(said).encode())
         finally:
             for fd in fds:
                 os.close(fd)

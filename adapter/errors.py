@@ -90,6 +90,10 @@ class UnavailableError(AdapterError):
     retry_after_seconds = 5
 
 
+class NotMeasuredError(UnavailableError):
+    code = "not_measured"
+
+
 class EngineError(UnavailableError):
     code = "engine_error"
 

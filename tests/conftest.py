@@ -17,6 +17,7 @@ SLOW_FILES = {
     "test_family.py",
     "test_grammar.py",
     "test_grammar_pool.py",
+    "test_measure.py",
     "test_music_flamingo_model.py",
     "test_real_shape.py",
     "test_server_signals.py",

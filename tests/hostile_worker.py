@@ -13,7 +13,9 @@ decode = decoder_worker.decode
 UNLIMITED = {"error": "NotAudioError", "code": "no_limit", "message": "A limit is missing."}
 
 
-def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str, Any]:
+def obey(
+    encoded_fd: int, samples_fd: int, max_audio_seconds: float, measure_loudness: bool
+) -> dict[str, Any]:
     order = os.pread(encoded_fd, 8, 0)
     if order == b"CRASH   ":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -32,7 +34,7 @@ def obey(encoded_fd: int, samples_fd: int, max_audio_seconds: float) -> dict[str
     if order == b"LIE     ":
         os.write(samples_fd, bytes(4_000))
         return {"num_samples": 1_000_000, "duration_seconds": 1.0}
-    return decode(encoded_fd, samples_fd, max_audio_seconds)
+    return decode(encoded_fd, samples_fd, max_audio_seconds, measure_loudness)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ class CountingPool(DecoderPool):
 
     num_songs = 0
 
-    async def decode(self, file: BinaryIO) -> Song:
+    async def decode(self, file: BinaryIO, *, measure_loudness: bool = False) -> Song:
         self.num_songs += 1
-        return await super().decode(file)
+        return await super().decode(file, measure_loudness=measure_loudness)
 
 
 @pytest_asyncio.fixture
@@ -131,6 +131,27 @@ async def test_the_next_request_about_the_same_bytes_decodes_nothing_unless_it_i
         async with Songs(pool, LIMITS, new_room(), Turns(2), cache=cache, owner=owner) as songs:
             loaded = await songs.load(as_base64(data))
             assert len(loaded.song.samples) == 16_000
+    assert pool.num_songs == 2
+
+
+async def test_a_cached_song_without_the_loudness_that_is_asked_for_is_decoded_once_more(
+    pool: CountingPool,
+) -> None:
+    data = encode(melody(1), "flac")
+    cache = SongCache(2**20)
+
+    async def load(measure_loudness: bool) -> Song:
+        async with Songs(
+            *(pool, LIMITS, new_room(), Turns(2)), cache=cache, measure_loudness=measure_loudness
+        ) as songs:
+            return (await songs.load(as_base64(data))).song
+
+    assert (await load(False)).loudness_lufs is None
+    measured = await load(True)
+    assert measured.loudness_lufs is not None
+    assert pool.num_songs == 2
+    assert await load(True) is measured
+    assert await load(False) is measured
     assert pool.num_songs == 2
 
 

@@ -218,6 +218,17 @@ async def test_a_real_song_of_five_minutes_is_decoded_whole(pool: DecoderPool) -
     assert 0.1 < np.abs(song.samples).max() < 2
 
 
+async def test_the_loudness_is_measured_where_it_is_asked_for(pool: DecoderPool) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(encode(melody(2), "wav-16"))
+        silent, measured = [
+            await pool.decode(file, measure_loudness=measure) for measure in (False, True)
+        ]
+    assert silent.loudness_lufs is None
+    assert measured.loudness_lufs is not None and -40 < measured.loudness_lufs < 0
+    assert silent.digest == measured.digest
+
+
 # What people send
 
 

@@ -7,6 +7,7 @@ two resamplers may differ, is little in music.
 """
 
 import asyncio
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -154,6 +155,14 @@ def decoded_by_ffmpeg(path: Path, num_channels: int) -> Samples:
     return np.frombuffer(raw, np.float32)
 
 
+def loudness_by_ffmpeg(path: Path) -> float:
+    """The integrated loudness in LUFS, from the summary of its `ebur128` filter."""
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-nostats", "-i", str(path)]
+    filters = ["-af", "ebur128=framelog=quiet", "-f", "null", "-"]
+    log = subprocess.run([*program, *filters], check=True, capture_output=True).stderr.decode()
+    return float(re.findall(r"I: +(-[0-9.]+) LUFS", log)[-1])
+
+
 def align(one: Samples, other: Samples) -> tuple[int, float]:
     """The shift in samples at which two songs are most alike, and their correlation there."""
     size = 2 * max(len(one), len(other))
@@ -184,3 +193,9 @@ async def test_a_file_has_the_samples_of_ffmpeg(
     assert abs(len(ours) - len(theirs)) <= MAX_LENGTH_SAMPLES
     assert len(ours) == pytest.approx(SECONDS * 16_000, abs=1_600)
     assert ours.std() == pytest.approx(theirs.std(), rel=0.01)
+
+
+async def test_a_real_song_is_as_loud_as_ffmpeg_says(pool: DecoderPool) -> None:
+    with real_song().open("rb") as file:
+        ours = (await pool.decode(file, measure_loudness=True)).loudness_lufs
+    assert ours == pytest.approx(await asyncio.to_thread(loudness_by_ffmpeg, real_song()), abs=0.1)
