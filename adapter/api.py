@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -20,8 +20,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from adapter import __version__, logs, schemas
+from adapter import __version__, logs, schemas, streaming
 from adapter.body import add_request_schemas, openapi_request_body, read_body
+from adapter.disconnect import while_connected
 from adapter.engine import start_engine
 from adapter.errors import (
     AdapterError,
@@ -31,6 +32,7 @@ from adapter.errors import (
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
+    UnprocessableError,
 )
 from adapter.gate import Gate
 from adapter.idempotency import (
@@ -52,13 +54,15 @@ from adapter.service import Started
 from adapter.settings import Settings, load_settings
 from adapter.supervisor import Supervisor, start_serving
 
-T = TypeVar("T")
-Result = schemas.Answer | schemas.BatchAnswer
+Result = schemas.Answer | schemas.BatchAnswer | schemas.FullReport
+Work = Callable[..., Coroutine[Any, Any, Result]]  # a method of Service that answers a request
 
 DESCRIPTION = """\
 Music Flamingo listens to a song and answers questions about it. Ask one question with
 `POST /generate`, or many about the same song with `POST /generate_batch`: the song is fetched,
 decoded and encoded once, and the prompts decode together. Each answer says what it cost.
+`POST /full_report` asks all that `GET /presets` lists. With `"stream": true` answers come as they
+are written.
 """
 
 _REQUEST_ID = {
@@ -81,7 +85,10 @@ _REPLAYED = {
         "description": "There where the answer is that of an earlier request with this key.",
     }
 }
-_ANSWERED: dict[str, Any] = {"headers": _REQUEST_ID | _REPLAYED}
+_ANSWERED: dict[str, Any] = {
+    "headers": _REQUEST_ID | _REPLAYED,
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "model": schemas.ErrorResponse,
@@ -176,14 +183,12 @@ def create_app(
     )
     _add_error_handlers(app, metrics)
 
-    async def answer(
-        request: Request,
-        model: type[schemas.Model],
-        work: Callable[[Any, Any, Client], Coroutine[Any, Any, Result]],
-    ) -> Response:
+    async def answer(request: Request, model: type[schemas.Model], work: Work) -> Response:
         client: Client = request.state.client
         key = idempotency_key(request.headers.getlist(HEADER))
-        with gate.enter(), contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as held:
+            held.enter_context(gate.enter())
+            files = held.enter_context(contextlib.ExitStack())
             receive = files.enter_context(intake.body(request.receive))
             with supervisor.service.quotas.receive(client.name):
                 body, upload = await read_body(
@@ -194,18 +199,25 @@ def create_app(
             if upload is not None:
                 files.enter_context(upload)
 
-            async def make() -> Reply:
+            async def make(tell: streaming.Tell | None = None) -> Result:
                 parsed = schemas.parse(model, body, uploaded=upload is not None)
                 _note_prompts(parsed)
-                result = await work(parsed, upload, client)
+                result = await work(parsed, upload, client, tell)
                 _note_errors(metrics, result)
-                return Reply(200, result.model_dump_json().encode())
+                return result
 
+            if isinstance(body, dict) and body.get("stream") is True:
+                _refuse_key(key)
+                events = streaming.EventStream(make)
+                await while_connected(request.receive, events.begin())
+                events.hold(held.pop_all())
+                return events
             if key is None:
-                return _response(await _while_connected(request, make()), replayed=False)
+                result = await while_connected(request.receive, make())
+                return _response(_reply(result), replayed=False)
             digest = await asyncio.to_thread(request_digest, request.url.path, body, upload)
-            reply, replayed = await _while_connected(
-                request,
+            reply, replayed = await while_connected(
+                request.receive,
                 replies[client.name].reply(
                     key,
                     digest,
@@ -234,6 +246,16 @@ def create_app(
     )
     async def generate_batch(request: Request) -> Response:
         return await answer(request, models.generate_batch, supervisor.service.generate_batch)
+
+    @app.post(
+        "/full_report",
+        summary="The report of a song: many questions with their forms, and measurements",
+        response_model=schemas.FullReport,
+        responses={200: _ANSWERED, **_ERRORS},
+        openapi_extra=openapi_request_body(models.full_report) | _HEADERS,
+    )
+    async def full_report(request: Request) -> Response:
+        return await answer(request, models.full_report, supervisor.service.full_report)
 
     @app.head("/presets", include_in_schema=False)
     @app.get(
@@ -311,7 +333,8 @@ def create_app(
         return Response(text, headers={"Content-Type": content_type})
 
     # The sections beside them, so that a client can make types of what `data` holds.
-    _document_requests(app, [models.generate, models.generate_batch, *SECTIONS.values()])
+    requests = [models.generate, models.generate_batch, models.full_report]
+    _document_requests(app, [*requests, *SECTIONS.values()])
     if settings.api_keys:
         _document_keys(app)
     return app
@@ -359,18 +382,37 @@ def _note_prompts(parsed: BaseModel) -> None:
 
 
 def _note_errors(metrics: Metrics, result: Result) -> None:
-    for answer in result.answers if isinstance(result, schemas.BatchAnswer) else [result]:
+    for answer in _answers(result):
         if answer.error is not None:
             metrics.error_told(answer.error.code)
+
+
+def _answers(result: Result) -> Sequence[schemas.Answer]:
+    if isinstance(result, schemas.FullReport):
+        return result.sections
+    return result.answers if isinstance(result, schemas.BatchAnswer) else [result]
+
+
+def _reply(result: Result) -> Reply:
+    return Reply(200, result.model_dump_json().encode())
+
+
+def _refuse_key(key: str | None) -> None:
+    if key is not None:
+        raise UnprocessableError(
+            f"{HEADER} comes with stream, whose answers are not kept; send one of the two",
+            code="invalid_value",
+            field=HEADER,
+        )
 
 
 _MAY_PASS = {408, 429}
 
 
-async def _with_refusals(metrics: Metrics, making: Coroutine[Any, Any, Reply]) -> Reply:
+async def _with_refusals(metrics: Metrics, making: Coroutine[Any, Any, Result]) -> Reply:
     """A refusal that would come again as a reply, so that it can be kept; the rest is raised."""
     try:
-        return await making
+        return _reply(await making)
     except AdapterError as error:
         if error.status in _MAY_PASS or error.status >= 500:
             raise
@@ -389,29 +431,6 @@ def _response(reply: Reply, *, replayed: bool) -> Response:
         if record is not None:
             record.replayed = True
     return response
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; cancels it and raises ClientDisconnect where the client leaves first.
-
-    FastAPI lets a handler run on when its client has left, which would go on generating.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:

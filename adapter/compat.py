@@ -35,6 +35,19 @@ GATHER_SECONDS = 0.5  # how long ready prompts wait for others of their batch to
 TRANSFORMERS_GROUP_SIZE = 8  # where the request names none: what the stopgap decoded in one call
 
 
+class Listener(Protocol):
+    """Who wants to know what becomes of one prompt while it does."""
+
+    def said(self, token_ids: Sequence[int]) -> None:
+        """The answer goes on."""
+
+    def started_over(self) -> None:
+        """What was said so far does not count."""
+
+    def ended(self) -> None:
+        """The answer is whole and its share is written, or the input is at fault."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One prompt on its way: how its input is made, and what came of it.
@@ -45,6 +58,7 @@ class Ticket:
     """
 
     make_request: Callable[[], Awaitable[EngineRequest]]
+    listener: Listener | None = None
     request: EngineRequest | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -78,12 +92,18 @@ class Ticket:
 
     def start_over(self) -> None:
         """Forget what a failed attempt wrote; its time stays billed."""
+        if self.listener and self.token_ids:
+            self.listener.started_over()
         self.token_ids.clear()
         self.finish_reason = None
         self.error = None
 
     def add(self, output: EngineOutput) -> None:
+        if output.starts_over:
+            self.start_over()
         self.token_ids.extend(output.token_ids)
+        if self.listener and output.token_ids:
+            self.listener.said(output.token_ids)
         self.prompt_tokens = output.prompt_tokens
         self.cached_tokens = output.cached_tokens
         self.finish_reason = output.finish_reason
@@ -289,6 +309,8 @@ class Scheduler:
                 share_seconds = self._last_shares.pop(request_id)
             ticket.elapsed_seconds += share_seconds
             ticket.left_at = now
+            if ticket.listener and ticket.finish_reason is not None:
+                ticket.listener.ended()
 
     def _bury(self, engine: Engine) -> None:
         """Settle a dead engine's accounts, once, whichever of its prompts notices first."""
@@ -354,6 +376,8 @@ async def _make(ticket: Ticket) -> bool:
         ticket.request = await ticket.make_request()
     except AdapterError as error:
         _fail([ticket], error)
+        if ticket.listener:
+            ticket.listener.ended()
         return False
     ticket.made_at = time.monotonic()
     return True

@@ -57,7 +57,8 @@ class EngineRequest:
 
     `prompt_token_ids` holds the audio's placeholder once where there is a clip; an engine widens it
     to `num_audio_tokens` (and the boundary tokens, where the checkpoint has them). Only requests of
-    one `cache_salt` share what an engine caches.
+    one `cache_salt` share what an engine caches. With `stream` somebody wants each step's tokens as
+    they come; without, an engine may keep them to the end.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class EngineRequest:
     num_audio_tokens: int
     sampling: Sampling
     cache_salt: str | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class EngineOutput:
 
     `prompt_tokens` counts the widened prompt; `cached_tokens` the part of it that was not computed
     anew. The last output of a request has a `finish_reason`; the end-of-turn token counts among the
-    `token_ids`.
+    `token_ids`. With `starts_over` what was said of the request before does not count.
     """
 
     request_id: str
@@ -82,3 +84,4 @@ class EngineOutput:
     finish_reason: FinishReason | None
     prompt_tokens: int
     cached_tokens: int
+    starts_over: bool = False

@@ -19,6 +19,8 @@ from adapter.request import FinishReason, Sampling
 if TYPE_CHECKING:
     import xgrammar
 
+    from adapter.row_steps import RowSteps
+
 MIN_TEMPERATURE = 0.01  # below it vLLM divides by 0.01, so that logits stay finite
 
 
@@ -88,7 +90,7 @@ class EndRows(StoppingCriteria):
     """Ends each row at its own cap or where it repeats itself, and all of them once the call is
     cancelled.
 
-    It sees every step: `input_ids` is (rows, prompt_length + steps).
+    It sees every step: `input_ids` is (rows, prompt_length + steps). `steps` is told of each.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class EndRows(StoppingCriteria):
         prompt_length: int,
         device: torch.device,
         is_cancelled: Callable[[], bool],
+        steps: "RowSteps | None" = None,
     ) -> None:
         caps = [sampling.max_new_tokens for sampling in samplings]
         self._max_length = prompt_length + torch.tensor(caps, device=device)
         self._is_cancelled = is_cancelled
+        self._steps = steps
         self._repetitions = {
             row: Repetition()
             for row, sampling in enumerate(samplings)
@@ -111,10 +115,12 @@ class EndRows(StoppingCriteria):
         if self._is_cancelled():
             return torch.ones_like(self._max_length, dtype=torch.bool)
         ended = self._max_length <= input_ids.shape[1]
-        if self._repetitions:
+        if self._repetitions or self._steps:
             last_ids = input_ids[:, -1].tolist()
             for row, repetition in self._repetitions.items():
                 ended[row] |= repetition.add(last_ids[row])
+            if self._steps:
+                self._steps.add(last_ids, ended.tolist())
         return ended
 
 

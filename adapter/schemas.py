@@ -28,6 +28,7 @@ from adapter.settings import Settings
 MAX_PROMPT_CHARACTERS = 24_000
 MAX_URL_CHARACTERS = 8_192
 MAX_SEED = 2**63 - 1
+MAX_SECTIONS = 1_000
 MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to it; both engines shall draw alike
 DEFAULT_MAX_NEW_TOKENS = 512
 
@@ -124,6 +125,15 @@ class AudioSource(RequestModel):
         return self
 
 
+_STREAM: bool = Field(
+    default=False,
+    description="true sends the answer as server-sent events: `delta` (`index`, `text`), `answer` "
+    "(`index` and the whole answer), `restart` (`index`: its text starts anew), `done` (the "
+    "totals), `error`. Closing the stream stops the work.",
+    examples=[False],
+)
+
+
 class PromptFields(AudioSource):
     """What one prompt asks, of which part of the song, and how its answer is drawn."""
 
@@ -215,6 +225,8 @@ class PromptFields(AudioSource):
 class GenerateRequest(PromptFields):
     """One prompt, about one song or none."""
 
+    stream: bool = _STREAM
+
     model_config = ConfigDict(
         json_schema_extra={
             **_ONE_SOURCE,
@@ -264,6 +276,41 @@ class GenerateBatchRequest(AudioSource):
         description="The most prompts of this batch that decode together; 1 is one at a time. "
         "Without it the engine's own batching decides.",
     )
+    stream: bool = _STREAM
+
+
+class FullReportRequest(AudioSource):
+    """The sections of a report about one song."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            **_ONE_SOURCE,
+            "examples": [{"audio": EXAMPLE_SONG, "sections": ["mood_tags"], "seed": 7}],
+        }
+    )
+
+    sections: list[str] | None = Field(
+        default=None, description="Names from `GET /presets`; without it all of them."
+    )
+    group_size: Annotated[int, Field(ge=1), Whole] | None = Field(
+        default=None,
+        description="The most sections that decode together; 1 is one at a time. Without it the "
+        "engine's own batching decides.",
+    )
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED - MAX_SECTIONS), Whole] | None = Field(
+        default=None,
+        description="The section at index i of this request is drawn with `seed` + i.",
+        examples=[7],
+    )
+    stream: bool = _STREAM
+
+    @model_validator(mode="after")
+    def _refuse_repeated_sections(self) -> Self:
+        for name in self.sections or ():
+            if (self.sections or []).count(name) > 1:
+                message = "it has a section twice; send each once"
+                raise PydanticCustomError("repeated", message, {"field": "sections"})
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +319,7 @@ class RequestModels:
 
     generate: type[GenerateRequest]
     generate_batch: type[GenerateBatchRequest]
+    full_report: type[FullReportRequest]
 
 
 def request_models(settings: Settings) -> RequestModels:
@@ -285,10 +333,11 @@ def request_models(settings: Settings) -> RequestModels:
         examples=[min(64, longest)],
     )
     presets = settings.presets or built_in_presets()
+    names = tuple(one.name for one in presets)
     preset = _described(
         PromptFields,
         "preset",
-        Literal[tuple(one.name for one in presets)] | None,
+        Literal[names] | None,
         default=None,
         examples=[presets[0].name],
     )
@@ -309,9 +358,24 @@ def request_models(settings: Settings) -> RequestModels:
         default=None,
         examples=[1],
     )
+    sections = _described(
+        FullReportRequest,
+        "sections",
+        Annotated[
+            list[Literal[names]],  # type: ignore[valid-type]
+            Field(min_length=1, max_length=settings.max_prompts),
+        ]
+        | None,
+        default=None,
+        examples=[[presets[0].name]],
+    )
+    most_sections = _described(
+        FullReportRequest, "group_size", group_size[0], default=None, examples=[1]
+    )
     return RequestModels(
         generate=_subclass(GenerateRequest, fill, **asked),
         generate_batch=_subclass(GenerateBatchRequest, prompts=prompts, group_size=group_size),
+        full_report=_subclass(FullReportRequest, sections=sections, group_size=most_sections),
     )
 
 
@@ -536,6 +600,26 @@ class Answers(AnswerModel):
 
 class BatchAnswer(Billed, Answers):
     """The answers to a batch; its seconds and dollars are their sums."""
+
+
+class Section(Answer):
+    """A section of a report: the answer to its preset."""
+
+    report_key: str
+    preset: str
+    disputed_by_measurement: bool = Field(
+        default=False, description="true where its tempo or its key is not what was measured."
+    )
+
+
+class FullReport(Billed):
+    """A report about a song."""
+
+    report: dict[str, Any] = Field(
+        description='Under each report key the section\'s data, its text, or `{"error": …}`; under '
+        "`measured` what was measured of the song."
+    )
+    sections: list[Section] = Field(description="In the order that was asked for.")
 
 
 class PresetInfo(AnswerModel):

@@ -8,10 +8,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from adapter import schemas
 from adapter.admission import Door, Party, Turns
@@ -35,14 +35,18 @@ from adapter.grammar import to_grammar
 from adapter.grammar_pool import GrammarPool
 from adapter.keys import Client
 from adapter.logs import current_request
+from adapter.measure import Measured, Measurer, disputes
 from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
 from adapter.quotas import Quotas
 from adapter.reasoning import split_reasoning
+from adapter.report import Report, error_content
 from adapter.request import Clip, EngineRequest, FinishReason
 from adapter.room import Room
 from adapter.settings import Settings
 from adapter.song_cache import SongCache
+from adapter.streaming import PromptStream, Tell
+from adapter.text_stream import TextStream
 from adapter.usage import UsageLog, UsageRecord
 
 logger = logging.getLogger(__name__)
@@ -59,6 +63,7 @@ class _Asked:
     audio: schemas.AudioInfo | None = None
     num_audio_tokens: int = 0
     audio_seconds: float = 0.0
+    accounted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +73,23 @@ class Started:
     checkpoint: Checkpoint
     engine: Engine
     engine_reason: str
+
+
+async def _as_it_is(_: int, answer: schemas.Answer) -> schemas.Answer:
+    return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """The prompts of one request on their way; `complete` makes of an answer, by its index, what
+    goes to the client."""
+
+    asked: Sequence[_Asked]
+    songs: Songs
+    client: Client
+    started_at: float
+    tell: Tell | None = None
+    complete: Callable[[int, schemas.Answer], Awaitable[schemas.Answer]] = _as_it_is
 
 
 class Service:
@@ -112,6 +134,7 @@ class Service:
         )
         self._decoder_turns = Turns(settings.decoder_workers)
         self._grammars = GrammarPool(started.checkpoint.path, started.checkpoint.vocab_size)
+        self._measurer = Measurer()
         self._song_room = Room("the decoded songs", settings.max_songs_bytes)
         forgets = settings.song_cache_bytes == 0 or settings.cache_scope == "request"
         self._song_cache = None if forgets else SongCache(settings.song_cache_bytes)
@@ -129,24 +152,37 @@ class Service:
     async def close(self) -> None:
         await self._decoders.close()
         await self._grammars.close()
+        await self._measurer.close()
 
     async def generate(
-        self, prompt: schemas.GenerateRequest, upload: BinaryIO | None, client: Client
+        self,
+        prompt: schemas.GenerateRequest,
+        upload: BinaryIO | None,
+        client: Client,
+        tell: Tell | None = None,
     ) -> schemas.Answer:
-        """One prompt, one answer. Raises the prompt's own AdapterError where it has none."""
+        """One prompt, one answer. Raises the prompt's own AdapterError where it has none.
+
+        Here and below, `tell` is told what happens while it does, but for the end.
+        """
         started_at = time.monotonic()
         asked = _Asked(prompt, _source(prompt, upload), path="")
         await self._make_grammars([asked])
         with self.quotas.admit(client.name, 1), self.door.admit(1):
             async with self._songs(client) as songs:
-                (ticket,) = await self._decode(songs, [asked], None, started_at, client)
+                run = _Run([asked], songs, client, started_at, tell)
+                (ticket,) = await self._decode(run, None)
         if ticket.error is not None:
             error, ticket.error = ticket.error, None  # no cycle through this frame
             raise error
         return self._answer(asked, ticket, started_at)
 
     async def generate_batch(
-        self, batch: schemas.GenerateBatchRequest, upload: BinaryIO | None, client: Client
+        self,
+        batch: schemas.GenerateBatchRequest,
+        upload: BinaryIO | None,
+        client: Client,
+        tell: Tell | None = None,
     ) -> schemas.BatchAnswer:
         """Many prompts, an answer each.
 
@@ -163,14 +199,55 @@ class Service:
         with self.quotas.admit(client.name, len(asked)), self.door.admit(len(asked)):
             async with self._songs(client) as songs:
                 await self._load_shared(songs, asked, shared)
-                tickets = await self._decode(songs, asked, batch.group_size, started_at, client)
-        _raise_if_nothing_finished(tickets)
-        return self._batch_answer(
-            [
-                self._answer(one, ticket, started_at)
-                for one, ticket in zip(asked, tickets, strict=True)
-            ],
-            started_at,
+                run = _Run(asked, songs, client, started_at, tell)
+                tickets = await self._decode(run, batch.group_size)
+        answers = [
+            self._answer(one, ticket, started_at)
+            for one, ticket in zip(asked, tickets, strict=True)
+        ]
+        return schemas.BatchAnswer(answers=answers, **self._totals(answers, started_at))
+
+    async def full_report(
+        self,
+        request: schemas.FullReportRequest,
+        upload: BinaryIO | None,
+        client: Client,
+        tell: Tell | None = None,
+    ) -> schemas.FullReport:
+        """The sections of a report and what can be measured of the song; errors as in a batch."""
+        started_at = time.monotonic()
+        report = Report(request, self._settings)
+        source = _source(request, upload)
+        if source is None:
+            raise UnprocessableError(
+                "a report is about a song; send audio_url, audio or an uploaded part 'audio'",
+                code="missing_field",
+                field="audio",
+            )
+        asked = [
+            _Asked(prompt, source, path=f"sections.{index}.")
+            for index, prompt in enumerate(report.prompts)
+        ]
+        await self._make_grammars(asked)
+        with self.quotas.admit(client.name, len(asked)), self.door.admit(len(asked)):
+            async with self._songs(client, measure_loudness=True) as songs:
+                song = await self._load_shared(songs, asked, source)
+                assert song is not None
+                async with self._measuring(song) as measured:
+
+                    async def complete(index: int, answer: schemas.Answer) -> schemas.Section:
+                        disputed = answer.data is not None and _disputed(answer, await measured)
+                        return report.section(index, answer, disputed=disputed)
+
+                    run = _Run(asked, songs, client, started_at, tell, complete)
+                    tickets = await self._decode(run, request.group_size)
+                    sections = [
+                        await complete(index, self._answer(one, ticket, started_at))
+                        for index, (one, ticket) in enumerate(zip(asked, tickets, strict=True))
+                    ]
+                    content = report.content(sections, _measured_content(await measured))
+        return schemas.FullReport(
+            report=content, sections=sections, **self._totals(sections, started_at)
         )
 
     async def _make_grammars(self, asked: Sequence[_Asked]) -> None:
@@ -188,7 +265,7 @@ class Service:
                 error.field = one.path + (error.field or "json_schema")
                 raise
 
-    def _songs(self, client: Client) -> Songs:
+    def _songs(self, client: Client, *, measure_loudness: bool = False) -> Songs:
         return Songs(
             self._decoders,
             self._audio_limits,
@@ -197,15 +274,16 @@ class Service:
             party=Party(client.name or ""),
             cache=self._song_cache,
             owner=client.cache_key,
+            measure_loudness=measure_loudness,
         )
 
     async def _load_shared(
         self, songs: Songs, asked: Sequence[_Asked], shared: Source | None
-    ) -> None:
+    ) -> Song | None:
         """Load the batch's song first: where it cannot be had, the whole request fails."""
         first = next((one for one in asked if one.source is shared), None)
         if shared is None or first is None:
-            return
+            return None
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
                 song = await self._load(songs, first, shared)
@@ -215,38 +293,80 @@ class Service:
             ) from None
         if self.checkpoint.num_audio_tokens(len(song.samples)) == 0:
             raise _too_short(song.duration_seconds, shared.field)
+        return song
 
-    async def _decode(
-        self,
-        songs: Songs,
-        asked: Sequence[_Asked],
-        group_size: int | None,
-        started_at: float,
-        client: Client,
-    ) -> list[Ticket]:
-        for one in asked:
+    @contextlib.asynccontextmanager
+    async def _measuring(
+        self, song: Song
+    ) -> AsyncIterator["asyncio.Task[Measured | AdapterError]"]:
+        """What is measured of a song meanwhile, or why it is not; ends with the block."""
+        measuring = asyncio.create_task(self._measure(song))
+        try:
+            yield measuring
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+
+    async def _measure(self, song: Song) -> Measured | AdapterError:
+        try:
+            return await self._measurer.measure(song)
+        except AdapterError as error:
+            return error
+
+    async def _decode(self, run: _Run, group_size: int | None) -> list[Ticket]:
+        """The ended tickets of the prompts. Raises DeadlineExceededError as a batch does."""
+        for one in run.asked:
             _check_moment_has_song(one)
-        tickets = [Ticket(partial(self._make_request, songs, one, client)) for one in asked]
-        passed_seconds = time.monotonic() - started_at
+        tickets = [Ticket(partial(self._make_request, run, one)) for one in run.asked]
+        streams = self._listen(run, tickets)
+        passed_seconds = time.monotonic() - run.started_at
         try:
             await self.scheduler.run(
                 tickets,
                 group_size=group_size,
                 timeout_seconds=self._settings.request_timeout_seconds - passed_seconds,
-                party=Party(client.name or ""),
+                party=Party(run.client.name or ""),
             )
+            _raise_if_nothing_finished(tickets)
+            for stream in streams:
+                await stream.wait()
         finally:
-            await self._account(asked, tickets, client)  # also for a client that has left
+            # Also for a client that has left.
+            await self._account(list(zip(run.asked, tickets, strict=True)), run.client)
+            for stream in streams:
+                await stream.cancel()
             for ticket in tickets:
                 ticket.request = None  # whatever keeps a ticket for a while keeps no song
         return tickets
 
-    async def _account(
-        self, asked: Sequence[_Asked], tickets: Sequence[Ticket], client: Client
-    ) -> None:
-        """Tell the metrics and the usage log what each prompt came to, before its answer goes."""
+    def _listen(self, run: _Run, tickets: Sequence[Ticket]) -> list[PromptStream]:
+        """Have what happens to the tickets told, where somebody wants to know."""
+        if run.tell is None:
+            return []
+        streams = []
+        for index, (one, ticket) in enumerate(zip(run.asked, tickets, strict=True)):
+            text = TextStream(self._decoder(one), opened=self._prompter.opens_reasoning)
+            finish = partial(self._finish, run, index, ticket)
+            ticket.listener = PromptStream(index, text, run.tell, finish)
+            streams.append(ticket.listener)
+        return streams
+
+    async def _finish(self, run: _Run, index: int, ticket: Ticket) -> schemas.Answer | None:
+        """The answer of a prompt that has ended, once its record is kept."""
+        asked = run.asked[index]
+        if ticket.error is not None and not asked.path:
+            return None
+        await self._account([(asked, ticket)], run.client)
+        return await run.complete(index, self._answer(asked, ticket, run.started_at))
+
+    async def _account(self, prompts: Sequence[tuple[_Asked, Ticket]], client: Client) -> None:
+        """Tell the metrics and the usage log, once, what each prompt came to, before its answer
+        goes."""
         records = []
-        for one, ticket in zip(asked, tickets, strict=True):
+        for one, ticket in prompts:
+            if one.accounted:
+                continue
+            one.accounted = True
             self.quotas.spend(client.name, ticket.elapsed_seconds)
             self._metrics.prompt_ended(
                 outcome_of(ticket.outcome),
@@ -281,11 +401,11 @@ class Service:
             outcome=ticket.outcome,
         )
 
-    async def _make_request(self, songs: Songs, asked: _Asked, client: Client) -> EngineRequest:
+    async def _make_request(self, run: _Run, asked: _Asked) -> EngineRequest:
         """The engine's request for one prompt. Raises the AdapterError of whatever is wrong."""
         clip = None
         if asked.source is not None:
-            clip = await self._hear(songs, asked, asked.source, client)
+            clip = await self._hear(run.songs, asked, asked.source, run.client)
         prompt = asked.prompt
         token_ids = await asyncio.to_thread(
             self._prompter.encode, prompt.prompt, with_audio=clip is not None
@@ -297,7 +417,8 @@ class Service:
             prompt_token_ids=token_ids,
             clip=clip,
             num_audio_tokens=asked.num_audio_tokens,
-            cache_salt=client.cache_salt,
+            cache_salt=run.client.cache_salt,
+            stream=run.tell is not None,
             sampling=dataclasses.replace(
                 sampling,
                 max_new_tokens=min(sampling.max_new_tokens, room),
@@ -379,29 +500,27 @@ class Service:
         )
 
     def _split(self, asked: _Asked, token_ids: Sequence[int]) -> tuple[str | None, str]:
-        if asked.grammar is None:
-            text = self._prompter.decode(token_ids)
-        else:
-            text = self._prompter.decode_all(token_ids)
+        text = self._decoder(asked)(token_ids)
         return split_reasoning(text, opened=self._prompter.opens_reasoning)
 
-    def _batch_answer(
-        self, answers: list[schemas.Answer], started_at: float
-    ) -> schemas.BatchAnswer:
-        return schemas.BatchAnswer(
-            answers=answers,
-            elapsed_seconds=sum(answer.elapsed_seconds for answer in answers),
-            cost_usd=sum(answer.cost_usd for answer in answers),
-            gpu_usd_per_second=self._settings.rate_usd_per_second,
-            rate_source=self._settings.rate_source,
-            model=self.checkpoint.name,
-            engine=self.engine_name,
-            timings=schemas.Timings(
+    def _decoder(self, asked: _Asked) -> Callable[[Sequence[int]], str]:
+        return self._prompter.decode if asked.grammar is None else self._prompter.decode_all
+
+    def _totals(self, answers: Sequence[schemas.Answer], started_at: float) -> dict[str, Any]:
+        """The fields of `schemas.Billed` for all answers of a request."""
+        return {
+            "elapsed_seconds": sum(answer.elapsed_seconds for answer in answers),
+            "cost_usd": sum(answer.cost_usd for answer in answers),
+            "gpu_usd_per_second": self._settings.rate_usd_per_second,
+            "rate_source": self._settings.rate_source,
+            "model": self.checkpoint.name,
+            "engine": self.engine_name,
+            "timings": schemas.Timings(
                 audio_seconds=max(answer.timings.audio_seconds for answer in answers),
                 queue_seconds=max(answer.timings.queue_seconds for answer in answers),
                 wall_seconds=time.monotonic() - started_at,
             ),
-        )
+        }
 
 
 def _parsed(
@@ -420,6 +539,16 @@ def _parsed(
     return None, UnprocessableError(
         f"the answer ended before its JSON was complete; {advice}", code="incomplete_json"
     )
+
+
+def _disputed(answer: schemas.Answer, measured: Measured | AdapterError) -> bool:
+    return isinstance(measured, Measured) and disputes(answer.data, measured)
+
+
+def _measured_content(measured: Measured | AdapterError) -> dict[str, Any]:
+    if isinstance(measured, AdapterError):
+        return error_content(measured)
+    return dataclasses.asdict(measured)
 
 
 def _too_short(heard_seconds: float, field: str) -> UnprocessableError:

@@ -30,6 +30,7 @@ from adapter.errors import (
 from adapter.features import AudioFeatures, FeatureCache
 from adapter.grammar_compiler import GrammarCompiler
 from adapter.request import EngineOutput, EngineRequest, Sampling
+from adapter.row_steps import Row, RowSteps
 from adapter.sampling import (
     EndRows,
     HoldToGrammars,
@@ -137,7 +138,8 @@ class TransformersEngine:
     async def generate(
         self, prepared: Sequence[PreparedRequest]
     ) -> AsyncGenerator[EngineOutput, None]:
-        """One `generate()` call: an output for each row, in order, once all have ended.
+        """One `generate()` call: an output for each row, in order, once all have ended, and before
+        that one for each token of a row that is streamed.
 
         Raises ValueError for rows that cannot share a call: it draws all of them with one
         temperature, top_p and repetition_penalty, and all or none of them hear audio.
@@ -150,14 +152,18 @@ class TransformersEngine:
             self._progress_at = time.monotonic()
             return left.is_set() or self._closing.is_set()
 
-        call = self._worker.submit(self._answer, tuple(prepared), is_cancelled)
+        steps = self._row_steps(prepared)
+        call = self._worker.submit(self._answer, tuple(prepared), is_cancelled, steps)
         answered = asyncio.wrap_future(call)
+        answered.add_done_callback(lambda _: steps.finish())
         try:
-            outputs = await asyncio.shield(answered)
+            while (said := await steps.next()) is not None:
+                for output in said:
+                    yield output
         finally:
             left.set()
             await _settled(answered)
-        for output in outputs:
+        for output in answered.result():
             yield output
 
     async def check_health(self) -> None:
@@ -183,29 +189,45 @@ class TransformersEngine:
         if self._dead:
             raise EngineDeadError("the GPU's context is lost; the engine must be started anew")
 
+    def _row_steps(self, prepared: Sequence[PreparedRequest]) -> RowSteps:
+        rows = [
+            Row(one.request.request_id, len(one.prompt_token_ids), one.request.stream)
+            for one in prepared
+        ]
+        return RowSteps(rows, self._checkpoint.eos_token_ids)
+
     def _answer(
-        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool]
+        self,
+        prepared: Sequence[PreparedRequest],
+        is_cancelled: Callable[[], bool],
+        steps: RowSteps,
     ) -> list[EngineOutput]:
         """The whole of a call, on the worker's thread; whatever goes wrong is an EngineError."""
         try:
-            return self._try(prepared, is_cancelled, share=hear_one_song(prepared))
+            return self._try(prepared, is_cancelled, steps, share=hear_one_song(prepared))
         except EngineOutOfMemoryError:
             had_prefix, self._prefix = self._prefix is not None, None
             free_memory()
             if not had_prefix or len(prepared) > 1:  # several rows are tried again as fewer
                 raise
-        return self._try(prepared, is_cancelled, share=False)
+        return self._try(prepared, is_cancelled, steps, share=False)
 
     def _try(
-        self, prepared: Sequence[PreparedRequest], is_cancelled: Callable[[], bool], *, share: bool
+        self,
+        prepared: Sequence[PreparedRequest],
+        is_cancelled: Callable[[], bool],
+        steps: RowSteps,
+        *,
+        share: bool,
     ) -> list[EngineOutput]:
         try:
             with torch.inference_mode():
                 cached = self._num_cached(prepared) if share else [0] * len(prepared)
-                sequences = self._decode(prepared, is_cancelled, share=share)
+                steps.start(cached)
+                sequences = self._decode(prepared, is_cancelled, steps, share=share)
             return [
-                self._output(row, ids, cached_tokens)
-                for row, ids, cached_tokens in zip(prepared, sequences, cached, strict=True)
+                self._output(row, ids, cached[index], steps.num_told(index))
+                for index, (row, ids) in enumerate(zip(prepared, sequences, strict=True))
             ]
         except Exception as error:
             self._dead = self._dead or is_context_lost(error)
@@ -216,6 +238,7 @@ class TransformersEngine:
         self,
         prepared: Sequence[PreparedRequest],
         is_cancelled: Callable[[], bool],
+        steps: RowSteps,
         *,
         share: bool,
     ) -> list[list[int]]:
@@ -232,7 +255,8 @@ class TransformersEngine:
             [row.prompt_token_ids for row in prepared], device, num_shared=num_shared
         )
         prompt_length = input_ids.shape[1]
-        end_rows = EndRows(samplings, prompt_length, device, is_cancelled)
+        told = steps if any(row.request.stream for row in prepared) else None
+        end_rows = EndRows(samplings, prompt_length, device, is_cancelled, told)
         with self._sharing(prefix):
             sequences = self._model.generate(
                 input_ids=input_ids,
@@ -335,12 +359,12 @@ class TransformersEngine:
         return embeddings
 
     def _output(
-        self, row: PreparedRequest, token_ids: Sequence[int], cached_tokens: int
+        self, row: PreparedRequest, token_ids: Sequence[int], cached_tokens: int, num_told: int
     ) -> EngineOutput:
         answer, finish_reason = cut_answer(token_ids, row.sampling, self._checkpoint.eos_token_ids)
         return EngineOutput(
             request_id=row.request.request_id,
-            token_ids=answer,
+            token_ids=answer[num_told:],
             finish_reason=finish_reason,
             prompt_tokens=len(row.prompt_token_ids),
             cached_tokens=cached_tokens,

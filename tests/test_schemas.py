@@ -62,6 +62,7 @@ def test_an_empty_request_has_the_contracts_defaults() -> None:
         "repetition_penalty": 1.0,
         "stop_on_repetition": False,
         "json_schema": None,
+        "stream": False,
     }
     assert request.to_sampling() == Sampling()
 
@@ -181,10 +182,14 @@ def test_an_unknown_field_is_refused_with_the_likely_one() -> None:
     assert error.message.endswith("did you mean top_p?")
 
 
-@pytest.mark.parametrize("name", ["stream", "top_k"])
-def test_a_field_that_is_not_built_is_refused_as_unknown(name: str) -> None:
-    error = refusal({name: None})
-    assert (error.code, error.field) == ("unknown_field", name)
+def test_a_field_that_is_not_built_is_refused_as_unknown() -> None:
+    error = refusal({"top_k": None})
+    assert (error.code, error.field) == ("unknown_field", "top_k")
+
+
+def test_a_prompt_of_a_batch_has_no_stream_of_its_own() -> None:
+    error = refusal({"prompts": [{"stream": True}]}, batch=True)
+    assert (error.code, error.field) == ("unknown_field", "prompts.0.stream")
 
 
 def test_a_million_unknown_fields_cost_one_error() -> None:

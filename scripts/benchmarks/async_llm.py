@@ -98,6 +98,24 @@ class Engine:
         self.num_requests = 0
 
     async def answer(self, samples: Any, uuid: str, prompt: str, max_new_tokens: int) -> Answer:
+        async for output in self._generate(samples, uuid, prompt, max_new_tokens, "FINAL_ONLY"):
+            completion = output.outputs[0]
+        token_ids = tuple(completion.token_ids)
+        return Answer(completion.text, len(token_ids), token_ids)
+
+    async def first_token_at(
+        self, samples: Any, uuid: str, prompt: str, max_new_tokens: int
+    ) -> float:
+        """The `perf_counter` second of the first token of an answer that is made to its end."""
+        first = None
+        async for _ in self._generate(samples, uuid, prompt, max_new_tokens, "DELTA"):
+            first = first or time.perf_counter()
+        assert first is not None
+        return first
+
+    def _generate(
+        self, samples: Any, uuid: str, prompt: str, max_new_tokens: int, output_kind: str
+    ) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -111,9 +129,6 @@ class Engine:
             max_tokens=max_new_tokens,
             temperature=0.0,
             stop_token_ids=self.stop_token_ids,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind[output_kind],
         )
-        async for output in self.llm.generate(request, params, f"bench-{self.num_requests}"):
-            completion = output.outputs[0]
-        token_ids = tuple(completion.token_ids)
-        return Answer(completion.text, len(token_ids), token_ids)
+        return self.llm.generate(request, params, f"bench-{self.num_requests}")

@@ -46,14 +46,14 @@ def make_song(seed: int) -> bytes:
     return file.getvalue()
 
 
-class Listener(FastHttpUser):  # type: ignore[misc]
+class Listener(FastHttpUser):
     """Asks a batch, waits for its answers, and asks the next."""
 
     wait_time = constant(0)
     connection_timeout = network_timeout = 600.0
     songs: tuple[bytes, ...] = tuple(make_song(seed) for seed in range(NUM_SONGS))
 
-    @task  # type: ignore[untyped-decorator]
+    @task
     def ask(self) -> None:
         new = random.random() < NEW_SONG
         song = make_song(random.getrandbits(32)) if new else random.choice(self.songs)
@@ -63,7 +63,7 @@ class Listener(FastHttpUser):  # type: ignore[misc]
         body, content_type = encode(json.dumps({"prompts": prompts}), song)
         with self.client.post(
             "/generate_batch",
-            data=body,
+            data=body,  # type: ignore[arg-type]
             headers={"Content-Type": content_type},
             name=name,
             catch_response=True,
@@ -99,9 +99,10 @@ def judge(response: Any) -> None:
         response.success()
 
 
-class Doubling(LoadTestShape):  # type: ignore[misc]
+class Doubling(LoadTestShape):
     """1, 2, 4, … users, a step each; it ends after the most."""
 
     def tick(self) -> tuple[int, float] | None:
-        users = 2 ** int(self.get_run_time() / STEP_SECONDS)
+        run_seconds: float = self.get_run_time()  # type: ignore[no-untyped-call]
+        users = 2 ** int(run_seconds / STEP_SECONDS)
         return (users, float(users)) if users <= MAX_USERS else None

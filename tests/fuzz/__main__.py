@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,6 +38,7 @@ MAX_GROWTH = 0.05
 NUM_PARTS = 6  # of equal size
 NUM_WARM_UP = 3  # of them, after which caches and allocators are full
 QUIET_SECONDS = 10  # before memory is measured
+REPORT = {"sections": ["content_advisory"]}
 RAW_SHARE = 0.03  # of the requests, as bytes that need not be HTTP
 SCHEMATHESIS_SHARE = 0.3
 SIGNS_OF_A_CRASH = ("met a fault", "Traceback", "A decoder crashed", "A decoder was ended")
@@ -172,10 +174,16 @@ def send_load(
 
 
 def broken_songs(count: int, rng: random.Random) -> Iterator[Request]:
-    """Half of them uploaded, half in base64; to both routes."""
+    """Half of them uploaded, half in base64; some in a report, which measures them too."""
+    routes: dict[str, dict[str, Any]] = {
+        "/generate": {},
+        "/generate_batch": {"prompts": [{}]},
+        "/full_report": REPORT,
+    }
     for _ in range(count):
         song = mutated(rng)
-        path, body = rng.choice((("/generate", {}), ("/generate_batch", {"prompts": [{}]})))
+        (path,) = rng.choices(list(routes), weights=(4, 4, 2))
+        body = routes[path]
         if rng.random() < 0.5:
             yield upload_request(path, body, song)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.fuzz.songs import mutated, small_songs
 from tests.fuzz.traffic import Request, json_request, upload_request
 
-ROUTES = ("/generate", "/generate_batch")
+ROUTES = ("/generate", "/generate_batch", "/full_report")
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -0.0, -1, 1, 3, 0.5, 64.0, 2**31, 2**63 - 1, 2**63, -(2**63), 10**63),
@@ -104,11 +104,14 @@ def base64_song() -> str:
 
 
 def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
-    prompt = _valid_prompt(rng)
+    stream = {"stream": True} if rng.random() < 0.2 else {}
+    song = {"audio": base64_song()} if rng.random() < 0.3 else {}
     if path == "/generate":
-        return prompt
-    body = {"prompts": [_valid_prompt(rng) for _ in range(rng.randint(1, 3))]}
-    return body | ({"audio": base64_song()} if rng.random() < 0.3 else {})
+        return _valid_prompt(rng) | stream
+    if path == "/full_report":
+        return {"sections": ["content_advisory"]} | song | stream
+    prompts = [_valid_prompt(rng) for _ in range(rng.randint(1, 3))]
+    return {"prompts": prompts} | song | stream
 
 
 def _valid_prompt(rng: random.Random) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def _spoil_value(rng: random.Random, body: dict[str, Any]) -> None:
         place = rng.choice([prompt for prompt in prompts if isinstance(prompt, dict)] or [body])
     names = ["prompt", "audio", "audio_url", "start_seconds", "end_seconds", "max_new_tokens"]
     names += ["temperature", "top_p", "do_sample", "seed", "repetition_penalty", "group_size"]
-    names += ["prompts", "stream", "top_k", "", "\x00", "__class__", "x" * 300]
+    names += ["prompts", "sections", "stream", "top_k", "", "\x00", "__class__", "x" * 300]
     place[rng.choice(names)] = rng.choice(ODD_VALUES)
 
 

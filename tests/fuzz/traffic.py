@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from adapter.schemas import Answer, BatchAnswer, ErrorResponse
+from adapter.schemas import Answer, BatchAnswer, ErrorResponse, FullReport
 
 HANG_SECONDS = 90
 NUM_CLIENTS = 6
@@ -25,7 +25,14 @@ TROUBLE = re.compile(
     rb'"code":"(engine_error|out_of_memory|engine_dead|engine_crashed|internal_error|'
     rb'deadline_exceeded)"'
 )
-ANSWERS: dict[str, type[BaseModel]] = {"/generate": Answer, "/generate_batch": BatchAnswer}
+ANSWERS: dict[str, type[BaseModel]] = {
+    "/generate": Answer,
+    "/generate_batch": BatchAnswer,
+    "/full_report": FullReport,
+}
+EVENTS = re.compile(
+    rb"(event: (delta|restart|answer)\ndata: .+\n\n|: .+\n\n)+event: done\ndata: .+\n\n"
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ def fault(request: Request, response: httpx.Response) -> str | None:
         return "no X-Request-Id"
     if request.method == "HEAD":
         return None
+    if response.headers.get("content-type", "").startswith("text/event-stream"):
+        return None if EVENTS.fullmatch(response.content) else "a stream without its end"
     model = ANSWERS.get(request.path) if status == 200 else ErrorResponse
     return _misshapen(model, response.content) if model else None
 
@@ -126,15 +135,7 @@ class Tally:
 
 
 def _route(path: str) -> str:
-    routes = (
-        "bytes",
-        "/generate",
-        "/generate_batch",
-        "/health",
-        "/live",
-        "/metrics",
-        "/openapi.json",
-    )
+    routes = ("bytes", *ANSWERS, "/presets", "/health", "/live", "/metrics", "/openapi.json")
     return path if path in routes else "other"
 
 
