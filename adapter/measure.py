@@ -151,7 +151,7 @@ def write_samples(samples: npt.NDArray[np.float32]) -> BinaryIO:
     """A memory file of the samples, closed by who lets go of it."""
     with contextlib.ExitStack() as unfinished:
         file = unfinished.enter_context(memory_file())
-        data = memoryview(samples).cast("B") if len(samples) else memoryview(b"")
+        data = samples.data.cast("B") if len(samples) else memoryview(b"")
         while data:
             data = data[os.write(file.fileno(), data) :]
         unfinished.pop_all()

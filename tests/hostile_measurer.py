@@ -10,7 +10,7 @@ import numpy as np
 
 from adapter import measure_worker
 
-CRASH, EXHAUST, HANG, SPIN, SWALLOW, LOOK = range(1, 7)
+CRASH, EXHAUST, HANG, SWALLOW, LOOK = range(1, 6)
 
 measure = measure_worker.measure
 
@@ -23,9 +23,6 @@ def obey(samples: measure_worker.Floats) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGXCPU)  # as the kernel does at the limit of processor time
     if order == HANG:
         time.sleep(3600)
-    if order == SPIN:
-        while True:
-            pass
     if order == SWALLOW:
         np.ones(2 << 30, np.uint8)
     if order == LOOK:

@@ -18,7 +18,7 @@ from adapter.errors import NotMeasuredError
 from adapter.measure import MIN_KEY_STRENGTH, Measured, Measurer, disputes
 from adapter.measure_worker import KEYS, estimate_key, estimate_tempo, measure
 from adapter.request import SAMPLING_RATE
-from tests.hostile_measurer import CRASH, EXHAUST, HANG, LOOK, SPIN, SWALLOW
+from tests.hostile_measurer import CRASH, EXHAUST, HANG, LOOK, SWALLOW
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -29,8 +29,8 @@ CADENCES = {  # I IV V I: only one key has all these notes and rests on the firs
 NOTHING = {"tempo_bpm": None, "key": None, "mode": None, "key_strength": None}
 
 
-def seconds_of(seconds: float) -> Samples:
-    return (np.arange(round(seconds * SAMPLING_RATE)) / SAMPLING_RATE).astype(np.float32)
+def seconds_of(num_samples: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.arange(num_samples) / SAMPLING_RATE
 
 
 def noise(seconds: float, seed: int = 0) -> Samples:
@@ -39,7 +39,8 @@ def noise(seconds: float, seed: int = 0) -> Samples:
 
 
 def tone(frequency: float, seconds: float) -> Samples:
-    return (0.3 * np.sin(2 * np.pi * frequency * seconds_of(seconds))).astype(np.float32)
+    time = seconds_of(round(seconds * SAMPLING_RATE))
+    return (0.3 * np.sin(2 * np.pi * frequency * time)).astype(np.float32)
 
 
 def drums(bpm: float, seconds: float) -> Samples:
@@ -60,7 +61,7 @@ def chords(home: int, mode: str, bpm: float = 100, seconds: float = 16) -> Sampl
     for index, start in enumerate(range(0, len(song), length)):
         room = song[start : start + length]
         notes = CADENCES[mode][index % 4]
-        time = seconds_of(len(room) / SAMPLING_RATE)
+        time = seconds_of(len(room))
         for note in (*notes, notes[0] - 12):
             for overtone in (1, 2, 3):
                 frequency = 130.81 * 2 ** ((home + note) / 12) * overtone
@@ -75,8 +76,8 @@ def song_of(samples: Samples, loudness_lufs: float | None = None) -> Song:
 # Tempo
 
 
-@pytest.mark.parametrize("bpm", [60, 67, 83.3, 97.5, 111, 128, 142.7, 160, 174, 180])
-@pytest.mark.parametrize("seconds", [10, 90])
+@pytest.mark.parametrize("bpm", [60, 83.3, 97.5, 128, 142.7, 180])
+@pytest.mark.parametrize("seconds", [10, 70])
 def test_a_clear_beat_is_found_within_a_percent_but_for_octaves(bpm: float, seconds: int) -> None:
     tempo = estimate_tempo(drums(bpm, seconds))
     assert tempo is not None
@@ -121,7 +122,7 @@ def test_a_single_tone_is_no_strong_key() -> None:
 @pytest.mark.parametrize(
     "samples",
     [
-        *(noise(seconds, seed) for seconds in (4.5, 10, 70) for seed in range(3)),
+        *(noise(seconds, seed) for seconds in (4.5, 10, 70) for seed in range(2)),
         *(np.zeros(num_samples, np.float32) for num_samples in (0, 1, 1_600, 20 * SAMPLING_RATE)),
         noise(0.1),
     ],
@@ -198,7 +199,6 @@ async def test_a_song_is_measured_in_a_process_that_is_gone_after_it() -> None:
         (SWALLOW, 60, "failed"),
         (EXHAUST, 60, "longer than is allowed"),
         (HANG, 3, "longer than is allowed"),
-        (SPIN, 3, "longer than is allowed"),
     ],
 )
 async def test_a_worker_that_breaks_fails_its_song_alone(
