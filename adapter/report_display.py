@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -110,10 +112,19 @@ def print_table(summaries: Sequence[Summary]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_COLUMNS
-    table = Table(show_footer=True)
+    table = Table(show_footer=True, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for title, footer in _sums(summaries).items():
-        is_text = title in ("song", "genre", "key", "failed")
-        table.add_column(title, footer, justify="left" if is_text else "right", overflow="fold")
+        folds = title in ("song", "genre", "failed")
+        least = 12 if title == "song" else None
+        justify: Literal["left", "right"] = "left" if folds or title == "key" else "right"
+        table.add_column(
+            title,
+            footer,
+            justify=justify,
+            no_wrap=not folds,
+            overflow="fold",
+            min_width=least,
+        )
     for summary in summaries:
         table.add_row(*(Text(shown(cell, console)) for cell in _cells(summary)))
     console.print(table)
@@ -145,7 +156,7 @@ def _sums(summaries: Sequence[Summary]) -> Mapping[str, str]:
     num_errors = sum(one.error is not None for one in summaries)
     return {
         "song": f"{len(summaries)} songs, {num_errors} failed",
-        "duration": _minutes(sum(one.duration_seconds or 0.0 for one in summaries)),
+        "length": _minutes(sum(one.duration_seconds or 0.0 for one in summaries)),
         "genre": "",
         "bpm": "",
         "key": "",
@@ -157,7 +168,8 @@ def _sums(summaries: Sequence[Summary]) -> Mapping[str, str]:
 
 def _cells(summary: Summary) -> tuple[str, ...]:
     if summary.error is not None:
-        return (summary.song, "", "", "", "", summary.error, "", "")
+        # Its line has said more of it.
+        return (summary.song, "", "", "", "", summary.error.partition(":")[0], "", "")
     return (
         summary.song,
         "" if summary.duration_seconds is None else _minutes(summary.duration_seconds),

@@ -86,4 +86,7 @@ def test_the_server_does_not_outlive_a_killed_run(song: Path, demo_model: Path) 
     server = its_server(process)
     process.kill()
     process.communicate(timeout=20)
-    assert psutil.wait_procs([server], timeout=20)[1] == []
+    _, alive = psutil.wait_procs([server], timeout=20)
+    for left in alive:
+        left.kill()
+    assert alive == []
