@@ -1,5 +1,6 @@
 """`python -m adapter report` without --server: the server that it starts, and its end."""
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from adapter.sections import ContentAdvisory, MoodTags
+from tests.songs import encode, melody
 
 REAL = {
     "ADAPTER_ENGINE": "transformers",
@@ -29,10 +33,11 @@ def song(tmp_path: Path) -> Path:
     return path
 
 
-def started(song: Path, **environment: str) -> "subprocess.Popen[str]":
+def started(song: Path, *options: str, **environment: str) -> "subprocess.Popen[str]":
     """The command in a group of its own, as a terminal would give it."""
+    command = [sys.executable, "-m", "adapter", "report", str(song), "--out", f"{song}.jsonl"]
     return subprocess.Popen(
-        [sys.executable, "-m", "adapter", "report", str(song), "--out", f"{song}.jsonl"],
+        [*command, *options],
         env={**os.environ, **REAL, "TMPDIR": str(song.parent), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -90,3 +95,37 @@ def test_the_server_does_not_outlive_a_killed_run(song: Path, demo_model: Path) 
     for left in alive:
         left.kill()
     assert alive == []
+
+
+def test_two_songs_get_their_reports_from_a_server_that_lasts_as_long_as_the_run(
+    tmp_path: Path, demo_model: Path
+) -> None:
+    songs = tmp_path / "songs"
+    songs.mkdir()
+    for seed in (1, 2):
+        song = encode(melody(2, num_channels=1, seed=seed), "wav-16")
+        (songs / f"{seed}.wav").write_bytes(song)
+    options = ("--sections", "mood_tags", "content_advisory", "--seed", "1")
+    process = started(songs, *options, ADAPTER_MODEL=str(demo_model))
+    server = its_server(process)
+    table, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert not server.is_running()
+    assert logs(songs) == []
+    rows = [row.split() for row in table.splitlines()]
+    lengths = [row[1:2] for row in rows if row[:1] in ([f"{songs}/1.wav"], [f"{songs}/2.wav"])]
+    assert lengths == [["0:02"], ["0:02"]]
+    assert any(row[:5] == ["2", "songs,", "0", "failed", "0:04"] for row in rows)
+
+    for line in Path(f"{songs}.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert list(record["report"]) == ["mood", "content_advisory", "measured"]
+        assert MoodTags.model_validate(record["report"]["mood"])
+        assert ContentAdvisory.model_validate(record["report"]["content_advisory"])
+        assert [one["preset"] for one in record["sections"]] == ["mood_tags", "content_advisory"]
+        costs = [one["cost_usd"] for one in record["sections"]]
+        assert record["cost_usd"] == pytest.approx(sum(costs))
+        assert min(costs) > 0
+
+    again = started(songs, *options, ADAPTER_MODEL=str(demo_model))
+    assert again.communicate(timeout=20)[1].startswith("2 of 2 songs are in")
