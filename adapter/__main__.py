@@ -1,6 +1,7 @@
-"""The command line: `python -m adapter serve`, `usage`, `demo-model DIR`."""
+"""The command line: `python -m adapter serve`, `report SONG`, `usage`, `demo-model DIR`."""
 
 import argparse
+import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -41,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
 
+    _add_report(commands.add_parser("report", help="write the reports of many songs to a file"))
+
     demo = commands.add_parser(
         "demo-model", help="write the demo checkpoint: tiny, random, its answers mean nothing"
     )
@@ -76,6 +79,70 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a line of JSON for each song; a next run asks for the rest."
+    parser.epilog = "A server that wants an API key: set ADAPTER_CLIENT_KEY to it."
+    parser.add_argument(
+        "songs", nargs="+", metavar="SONG", help="a file, a directory of them, or an http(s) URL"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("reports.jsonl"),
+        metavar="FILE",
+        help="where the reports go, behind those that are there (%(default)s)",
+    )
+    parser.add_argument(
+        "--server", metavar="URL", help="who answers; without it, a server is started and ended"
+    )
+    parser.add_argument(
+        "--sections", nargs="+", metavar="NAME", help="presets of the report (all of them)"
+    )
+    parser.add_argument("--seed", type=_at_least_0, help="for the same report again")
+    parser.add_argument(
+        "--group-size", type=_at_least_1, metavar="N", help="sections that decode together"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=_at_least_1,
+        default=1,
+        metavar="N",
+        help="songs that are asked for at once (%(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=900.0,
+        metavar="SECONDS",
+        help="the most for a song, its waits and new tries in it (%(default)g)",
+    )
+    parser.set_defaults(run=_report)
+
+
+def _at_least_0(text: str) -> int:
+    return _integer(text, 0)
+
+
+def _at_least_1(text: str) -> int:
+    return _integer(text, 1)
+
+
+def _integer(text: str, minimum: int) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {minimum} on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
+    return seconds
+
+
 def _moment(text: str) -> datetime:
     try:
         return parse_moment(text)
@@ -93,6 +160,12 @@ def _serve(args: argparse.Namespace) -> int:
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     return serve(settings, host=args.host, port=args.port, root_path=args.root_path)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from adapter.report_command import report
+
+    return report(args)
 
 
 def _demo_model(args: argparse.Namespace) -> int:

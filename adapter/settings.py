@@ -17,10 +17,12 @@ from adapter.keys import key_digest
 from adapter.presets import Preset, read_presets
 
 PREFIX = "ADAPTER_"
+CLIENT_KEY = PREFIX + "CLIENT_KEY"  # of `python -m adapter report`: a server has no use for it
 FALLBACK_USD_PER_SECOND = 0.000583  # an A100 40 GB
 
 MIB = 2**20
 GIB = 2**30
+_KEY = re.compile(r"[!-+\--~]{1,512}")
 _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": MIB, "GiB": GIB}
 
@@ -164,7 +166,7 @@ def _api_keys(text: str) -> dict[bytes, str]:
         name, colon, key = pair.strip().partition(":")
         if not colon or not _KEY_NAME.fullmatch(name):
             raise ValueError
-        if not re.fullmatch(r"[!-+\--~]{1,512}", key):
+        if not _KEY.fullmatch(key):
             raise ValueError
         digest = key_digest(key)
         if digest in names:
@@ -392,8 +394,20 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read every `ADAPTER_*` variable. Raises SettingsError (one line) at the first bad one."""
     declared = {variable_name(setting.name): setting for setting in fields(Settings)}
     given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+    given.pop(CLIENT_KEY, None)
     _refuse_unknown(given, declared)
     return Settings(**{declared[name].name: _parse(declared[name], given[name]) for name in given})
+
+
+def load_client_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The API key that a client sends, not on its command line, which all users of a machine can
+    read. Raises SettingsError for what can be no key."""
+    key = environ.get(CLIENT_KEY)
+    if key is not None and not _KEY.fullmatch(key):
+        raise SettingsError(
+            f"{CLIENT_KEY}=(hidden): expected an API key of visible ASCII without commas"
+        )
+    return key
 
 
 def describe() -> list[tuple[str, str, str]]:

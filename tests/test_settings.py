@@ -7,7 +7,13 @@ import math
 import pytest
 
 from adapter.errors import SettingsError
-from adapter.settings import RESERVED_ENGINE_ARGS, Settings, describe, load_settings
+from adapter.settings import (
+    RESERVED_ENGINE_ARGS,
+    Settings,
+    describe,
+    load_client_key,
+    load_settings,
+)
 
 
 def refusal(**environ: str) -> str:
@@ -119,6 +125,20 @@ def test_a_bad_number_is_told_its_range() -> None:
     assert refusal(max_num_seqs="0") == (
         "ADAPTER_MAX_NUM_SEQS='0': expected an integer from 1 to 65536"
     )
+
+
+def test_a_client_s_key_is_no_setting_of_a_server_and_does_it_no_harm() -> None:
+    environ = {"ADAPTER_CLIENT_KEY": "hunter2"}
+    assert load_settings(environ) == Settings()
+    assert (load_client_key(environ), load_client_key({})) == ("hunter2", None)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "a,b", "schlüssel", "new\nline"])
+def test_what_can_be_no_client_s_key_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_client_key({"ADAPTER_CLIENT_KEY": key})
+    expected = "expected an API key of visible ASCII without commas"
+    assert str(caught.value) == f"ADAPTER_CLIENT_KEY=(hidden): {expected}"
 
 
 def test_an_unknown_variable_stops_the_start_with_the_likely_one() -> None:
