@@ -38,6 +38,19 @@ def test_a_report_has_every_section_under_its_key_and_what_was_measured(
     assert reply["cost_usd"] == pytest.approx(sum(s["cost_usd"] for s in sections))
 
 
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+def test_no_report_has_json_that_its_form_does_not_allow(
+    server: Server, presets: list[dict[str, Any]], seed: int
+) -> None:
+    forms = {one["name"]: one["json_schema"] for one in presets if one["json_schema"]}
+    body = {"audio": as_base64(song(seed)), "sections": list(forms), "seed": 1000 * seed}
+    for section in server.post("/full_report", body).json()["sections"]:
+        if section["error"] is None:
+            jsonschema.validate(section["data"], forms[section["preset"]])
+        else:
+            assert section["error"]["code"] == "incomplete_json"
+
+
 def test_a_section_of_a_report_is_its_preset_asked_with_the_seed_plus_its_index(
     server: Server,
 ) -> None:
