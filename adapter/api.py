@@ -47,6 +47,7 @@ from adapter.intake import Intake
 from adapter.keys import OPEN_PATHS, Client, KeyCheck, Keys
 from adapter.logs import CLIENT_CLOSED_REQUEST, RequestLog, current_request
 from adapter.metrics import EngineReading, Metrics
+from adapter.page import add_page
 from adapter.presets import built_in_presets
 from adapter.processes import deaf_to_ctrl_c
 from adapter.sections import SECTIONS
@@ -332,6 +333,7 @@ def create_app(
         text, content_type = metrics.expose(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
 
+    add_page(app)
     # The sections beside them, so that a client can make types of what `data` holds.
     requests = [models.generate, models.generate_batch, models.full_report]
     _document_requests(app, [*requests, *SECTIONS.values()])

@@ -27,7 +27,7 @@ SLOW_FILES = {
     "test_serving.py",
     "test_transformers_engine.py",
 }
-SLOW_FOLDERS = {"fuzz", "parity", "vllm", "wire"}
+SLOW_FOLDERS = {"fuzz", "page", "parity", "vllm", "wire"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,25 @@
+/** A section's JSON for people: labels and values, lists in lists. */
+
+import { make } from "./dom.js";
+import { label, scalar } from "./format.js";
+
+const SHORT_CHARACTERS = 34;
+
+/** @returns {Node} */
+export function valueNode(value, field = "") {
+  if (value === null || typeof value !== "object") return make("span", {}, scalar(value, field));
+  if (!Array.isArray(value)) return fields(value);
+  if (value.length === 0) return make("span", { class: "quiet" }, "none");
+  const isShort = value.every((one) => typeof one !== "object" && String(one).length <= SHORT_CHARACTERS);
+  const items = value.map((one) => make("li", {}, valueNode(one)));
+  return make("ul", { class: isShort ? "words" : "values" }, ...items);
+}
+
+function fields(object) {
+  const list = make("dl", { class: "fields" });
+  for (const [field, value] of Object.entries(object)) {
+    const row = make("div", {}, make("dt", {}, label(field)), make("dd", {}, valueNode(value, field)));
+    list.append(row);
+  }
+  return list;
+}
