@@ -13,6 +13,8 @@ import { readEvents } from "./stream.js";
 const KEY = "api-key";
 const HEALTH_SECONDS = 3;
 
+const isNarrow = matchMedia("(max-width: 52rem)"); // as in style.css: the report is below the form
+
 const client = new Client(() => byId("key").value.trim());
 const song = new SongForm();
 const questions = new QuestionForm();
@@ -106,6 +108,7 @@ function begin() {
   byId("submit").disabled = true;
   byId("cancel").hidden = false;
   byId("cancel").focus();
+  if (isNarrow.matches) byId("report").scrollIntoView();
   byId("running").hidden = false;
   byId("empty").hidden = true;
   showMeasured();
@@ -196,7 +199,8 @@ function download(text, type, suffix) {
 
 /** "https://example.com/a%20b.mp3?c" → "a b" */
 function fileName(name) {
-  const last = name.split(/[?#]/)[0].split("/").pop();
+  const path = URL.canParse(name) ? new URL(name).pathname : name;
+  const last = path.split("/").pop().replaceAll("%20", " ");
   return last.replace(/\.[^.]*$/, "") || "song";
 }
 

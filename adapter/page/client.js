@@ -4,11 +4,11 @@
 export class ApiError extends Error {
   /**
    * @param {number} status 0 where there was no answer
-   * @param {string} message a sentence that says what to do
+   * @param {string} message says what to do
    * @param {number | null} retryAfterSeconds
    */
   constructor(status, message, retryAfterSeconds = null) {
-    super(message);
+    super(sentence(message));
     this.status = status;
     this.retryAfterSeconds = retryAfterSeconds;
   }
@@ -79,7 +79,7 @@ async function refuse(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
   const told = await response.json().catch(() => ({}));
   const message = told.error?.message ?? `the server answered ${response.status}`;
-  throw new ApiError(response.status, sentence(message), retryAfter);
+  throw new ApiError(response.status, message, retryAfter);
 }
 
 function sentence(text) {

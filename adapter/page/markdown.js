@@ -21,8 +21,8 @@ export function toMarkdown(report) {
 export function plain(text) {
   return String(text)
     .replace(/[\\`*_{}[\]<>#|~&!$]/g, "\\$&")
-    .replace(/^(\s*)([-+=])/gm, "$1\\$2")
-    .replace(/^(\s*\d+)([.)])/gm, "$1\\$2")
+    .replace(/^(\s*)([-+](?=\s|$)|[-=]+(?=\s*$))/gm, "$1\\$2")
+    .replace(/^(\s*\d+)([.)])(?=\s|$)/gm, "$1\\$2")
     .replace(/^[ \t]+/gm, "")
     .replace(/([^\n])\n(?=[^\n])/g, "$1  \n");
 }

@@ -3,16 +3,22 @@
 import { make } from "./dom.js";
 import { label, scalar } from "./format.js";
 
-const SHORT_CHARACTERS = 34;
+const WORDS_CHARACTERS = 24;
 
 /** @returns {Node} */
 export function valueNode(value, field = "") {
   if (value === null || typeof value !== "object") return make("span", {}, scalar(value, field));
   if (!Array.isArray(value)) return fields(value);
   if (value.length === 0) return make("span", { class: "quiet" }, "none");
-  const isShort = value.every((one) => typeof one !== "object" && String(one).length <= SHORT_CHARACTERS);
   const items = value.map((one) => make("li", {}, valueNode(one)));
-  return make("ul", { class: isShort ? "words" : "values" }, ...items);
+  return make("ul", { class: value.every(isWords) ? "words" : "values" }, ...items);
+}
+
+/** A word or a few, which go side by side; a sentence has a line of its own. */
+function isWords(value) {
+  if (value !== null && typeof value === "object") return false;
+  const text = String(value);
+  return text.length <= WORDS_CHARACTERS && !text.endsWith(".");
 }
 
 function fields(object) {

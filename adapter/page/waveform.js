@@ -51,7 +51,9 @@ export class Waveform {
     surfer.on("finish", () => this.onPlaying(false));
     regions.on("region-created", (region) => this.keepOnly(region));
     regions.on("region-updated", (region) => this.onPart(region.start, region.end));
-    await surfer.loadBlob(file);
+    // It says so in an event alone where the audio element cannot play the file.
+    const failed = new Promise((_, reject) => surfer.once("error", reject));
+    await Promise.race([surfer.loadBlob(file), failed]);
     regions.enableDragSelection({ color: this.color("--part"), minLength: SHORTEST_PART_SECONDS });
     return surfer.getDuration();
   }
