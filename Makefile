@@ -28,8 +28,9 @@ demo test test-fast soak parity family fuzz: export HF_HUB_OFFLINE := 1
 
 SONG_PACKAGE := frozen-bubble-data
 SONG := /usr/share/games/frozen-bubble/snd/frozen-mainzik-1p.ogg
+CHROMIUM := /usr/bin/chromium
 
-.PHONY: help demo serve test test-fast soak parity family fuzz check bench songs lock clean
+.PHONY: help demo serve test test-fast soak parity family fuzz check bench songs browser lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +42,7 @@ serve: $(READY) ## serve ADAPTER_MODEL (ARGS="--host H --port P")
 	@$(BIN)/python -m adapter serve $(ARGS)
 
 test: $(READY) ## run all tests (ARGS goes to pytest)
-	-@$(MAKE) --no-print-directory songs
+	-@$(MAKE) --no-print-directory --keep-going songs browser
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(READY) ## run the tests that start no engine and no server
@@ -80,6 +81,19 @@ $(SONG):
 	@DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 \
 		install --no-install-recommends $(SONG_PACKAGE) >/dev/null
 	@test -s $@
+
+browser: $(CHROMIUM) ## install Debian's chromium (for the tests of the page; as root)
+
+$(CHROMIUM):
+	@command -v apt-get >/dev/null || { \
+		echo "The tests of the page want $(CHROMIUM), and there is no apt-get: install Chromium there." >&2; exit 1; }
+	@test "$$(id -u)" = 0 || { \
+		echo "The tests of the page want a browser. Run once: sudo apt-get install chromium" >&2; exit 1; }
+	@echo "installing Debian's chromium" >&2
+	@apt-get -qq -o Acquire::Retries=5 update >/dev/null
+	@DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 \
+		install --no-install-recommends chromium >/dev/null
+	@test -x $@
 
 lock: $(LOCKED) ## resolve the CPU set anew and rewrite requirements/cpu.lock
 	@$(BIN)/python requirements/lock.py requirements/cpu.lock

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter.demo_model import write_demo_model
+from tests.server import Server, running_server
 
 # They load a model or start servers: what `make test-fast` leaves out.
 SLOW_FILES = {
@@ -30,10 +31,20 @@ SLOW_FILES = {
 SLOW_FOLDERS = {"fuzz", "page", "parity", "vllm", "wire"}
 
 
+ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The shared servers come last: each runs to the end once it is started.
+    items.sort(key=wants_shared_server)
     for item in items:
         if item.path.name in SLOW_FILES or item.path.parent.name in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+def wants_shared_server(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "server" in callspec.params
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +53,20 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "demo-model"
     write_demo_model(directory)
     return directory
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def server(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server on the demo checkpoint in float32; vLLM is what `auto` takes where it starts.
+
+    One of each engine for the whole run.
+    """
+    log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
+    setting = "auto" if request.param == "vllm" else request.param
+    with running_server(demo_model, log, {"ADAPTER_ENGINE": setting}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
     assert {e.value for e in found} == {"adapter.plugin:register"}
 
 
-def test_a_wheel_holds_every_module_and_the_marker_of_types(tmp_path: Path) -> None:
+def test_a_wheel_holds_every_module_the_page_and_the_marker_of_types(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -138,7 +138,12 @@ def test_a_wheel_holds_every_module_and_the_marker_of_types(tmp_path: Path) -> N
 
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     modules = {f"adapter/{path.name}" for path in (ROOT / "adapter").glob("*.py")}
-    assert modules | {"adapter/py.typed"} <= set(wheel)
+    page = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "adapter" / "page").rglob("*")
+        if path.is_file()
+    }
+    assert modules | page | {"adapter/py.typed"} <= set(wheel)
 
 
 def instruction(name: str) -> str:

@@ -91,10 +91,11 @@ def test_on_a_phone_a_run_that_starts_is_in_view(phone: Page, wire: Wire, song: 
 
 def tab_to(page: Page, name: str) -> None:
     """Press Tab until an element with this name or text has the focus."""
-    named = "document.activeElement.labels?.[0]?.textContent ?? document.activeElement.textContent"
+    named = "(document.activeElement.labels?.[0] ?? document.activeElement).textContent"
     for _ in range(60):
         page.keyboard.press("Tab")
-        if name in page.evaluate(named):
+        text = page.evaluate(f"document.activeElement === document.body ? '' : {named}")
+        if name in text:
             return
     raise AssertionError(f"Tab never comes to {name!r}")
 
@@ -117,6 +118,7 @@ def test_all_is_done_by_keyboard(page: Page, wire: Wire, song: Path) -> None:
     tab_to(page, "Make report")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Cancel")).to_be_focused()
+    expect(page.get_by_text("1 of 1 answer")).to_be_visible()
     page.keyboard.press("Enter")
     expect_end(page)
     expect(page.get_by_role("heading", name="Report", exact=True)).to_be_focused()

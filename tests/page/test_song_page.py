@@ -55,6 +55,15 @@ def test_a_part_is_picked_by_dragging_over_the_waveform(page: Page, wire: Wire, 
     expect(page.locator("#waveform [part*=region-handle]")).to_have_count(0)
 
 
+def test_the_song_is_played_and_paused(page: Page, wire: Wire, song: Path) -> None:
+    open_page(page, wire.url)
+    choose(page, song)
+    expect_waveform(page)
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+
+
 def test_a_part_that_is_typed_is_marked_on_the_waveform(page: Page, wire: Wire, song: Path) -> None:
     open_page(page, wire.url)
     choose(page, song)

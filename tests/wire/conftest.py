@@ -1,16 +1,12 @@
-"""The wire's tests run against a real server, on either engine; a vLLM one is started once."""
+"""The wire's tests run against the shared server, on either engine."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.reference import Reference
-from tests.server import Server, running_server
 from tests.songs import real_song
-
-ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -22,17 +18,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=senseless)
     items[:] = [item for item in items if item not in senseless]
-
-
-@pytest.fixture(scope="session", params=ENGINES)
-def server(
-    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """A server on the demo checkpoint in float32; vLLM is what `auto` takes where it starts."""
-    log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
-    setting = "auto" if request.param == "vllm" else request.param
-    with running_server(demo_model, log, {"ADAPTER_ENGINE": setting}) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
