@@ -24,11 +24,15 @@ export async function* readEvents(body) {
 async function* readLines(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) yield line.replace(/\r$/, "");
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) yield line.replace(/\r$/, "");
+    }
+  } finally {
+    await reader.cancel().catch(() => {}); // whoever reads no further wants no more of it
   }
 }

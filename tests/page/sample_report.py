@@ -109,7 +109,7 @@ ANSWERS: dict[str, Any] = {
 }
 
 MEASURED = {
-    "duration_seconds": 318.2,
+    "duration_seconds": 321.6,
     "tempo_bpm": 124.8,
     "key": "A",
     "mode": "minor",

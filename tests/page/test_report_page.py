@@ -163,7 +163,7 @@ def test_sections_that_the_measurement_disputes_are_marked(
 def test_what_was_measured_is_shown(page: Page, wire: Wire, song: Path) -> None:
     make_report(page, wire.url, song)
     measured = page.locator("#measured")
-    for text in ("5:18", "124.8 BPM", "A minor", "0.81", "-14.2 LUFS"):
+    for text in ("5:22", "124.8 BPM", "A minor", "0.81", "-14.2 LUFS"):
         expect(measured).to_contain_text(text)
 
 
