@@ -318,5 +318,9 @@ def test_the_markdown_has_every_section_and_keeps_words_words(
 
 
 def test_it_works_below_a_prefix(page: Page, wire: Wire, song: Path) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
     make_report(page, wire.url + "prefix/", song)
     expect(page.get_by_role("article")).to_have_count(13)
+    ours = [url for url in asked if not url.startswith("blob:")]
+    assert ours and all(url.startswith(wire.url + "prefix/") for url in ours)
