@@ -82,17 +82,26 @@ function explain(error) {
     announce("Cancelled.");
     return;
   }
+  showAlert(messageOf(error));
   if (error instanceof EntryError) {
     error.field.setAttribute("aria-invalid", "true");
     error.field.focus();
-  } else if (error.status === 401) {
-    askForKey();
-  } else if (!(error instanceof ApiError)) {
-    console.error(error);
   }
+  if (error.status === 401) {
+    byId("key-details").open = true;
+    byId("key").focus();
+  }
+}
+
+function messageOf(error) {
+  if (error instanceof EntryError) return error.message;
+  if (!(error instanceof ApiError)) {
+    console.error(error);
+    return "The page has a fault; see the browser's console.";
+  }
+  if (error.status === 401 && !client.readKey()) return "This server asks for an API key.";
   const again = error.retryAfterSeconds ? ` Try again in ${error.retryAfterSeconds} s.` : "";
-  const isKnown = error instanceof ApiError || error instanceof EntryError;
-  showAlert(isKnown ? error.message + again : "The page has a fault; see the browser's console.");
+  return error.message + again;
 }
 
 // What is shown of a run.
@@ -122,7 +131,8 @@ function end() {
   clearInterval(ticking);
   running = null;
   report.stop();
-  views.updateAll();
+  if (report.isEmpty) showNothing();
+  else views.updateAll();
   const hadFocus = document.activeElement === byId("cancel");
   byId("cancel").hidden = true;
   byId("submit").disabled = false;
@@ -130,6 +140,13 @@ function end() {
   showMeasured();
   showDownloads();
   showTotals();
+}
+
+/** After a request that was refused, or cancelled before it said anything. */
+function showNothing() {
+  byId("answers").replaceChildren();
+  byId("running").hidden = true;
+  byId("empty").hidden = false;
 }
 
 function showTotals() {
@@ -205,11 +222,6 @@ function fileName(name) {
 }
 
 // The server.
-
-function askForKey() {
-  byId("key-details").open = true;
-  byId("key").focus();
-}
 
 async function loadPresets() {
   try {

@@ -23,6 +23,7 @@ export function seconds(value) {
 }
 
 export function dollars(value) {
+  if (value > 0 && value < 0.00005) return "< $0.0001";
   return `$${value.toFixed(value < 1 ? 4 : 2)}`;
 }
 

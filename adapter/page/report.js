@@ -44,6 +44,10 @@ export class Report {
     }
   }
 
+  get isEmpty() {
+    return this.sections.every((section) => !section.answer && !section.text);
+  }
+
   get numFinished() {
     return this.sections.filter((section) => section.answer).length;
   }

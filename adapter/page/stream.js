@@ -1,9 +1,12 @@
 /** Server-sent events over fetch, which can POST where EventSource cannot. */
 
+import { ApiError } from "./client.js";
+
 /**
  * The events of a response's body, in order; comments (heartbeats) are passed over.
  * @param {ReadableStream<Uint8Array>} body
  * @yields {{name: string, data: any}} the event's name and its parsed JSON
+ * @throws {ApiError} where the connection breaks
  */
 export async function* readEvents(body) {
   let name = "message";
@@ -26,7 +29,7 @@ async function* readLines(body) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(fail);
       if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
@@ -35,4 +38,9 @@ async function* readLines(body) {
   } finally {
     await reader.cancel().catch(() => {}); // whoever reads no further wants no more of it
   }
+}
+
+function fail(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError(0, "The connection ended before the report was whole.");
 }

@@ -31,6 +31,10 @@ TOTALS = {
 }
 
 
+class Break:
+    """The connection breaks."""
+
+
 @dataclass(frozen=True)
 class Pause:
     seconds: float
@@ -59,7 +63,7 @@ class Event:
         return f"event: {self.name}\ndata: {json.dumps(self.data)}\n\n".encode()
 
 
-Step = Event | Pause | Hold
+Step = Event | Pause | Hold | Break
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,8 @@ async def stream(wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
         for step in wire.script(asked):
             if isinstance(step, Event):
                 yield step.encode()
+            elif isinstance(step, Break):
+                raise ConnectionError
             elif isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
             else:
@@ -215,7 +221,7 @@ async def stream(wire: Wire, asked: Asked) -> AsyncIterator[bytes]:
 def running_wire(wire: Wire) -> Iterator[Wire]:
     """Serves it from a thread, on a free port."""
     config = uvicorn.Config(
-        fake_app(wire), port=free_port(), log_level="warning", timeout_graceful_shutdown=1
+        fake_app(wire), port=free_port(), log_level="critical", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -23,8 +23,11 @@ from tests.page.driving import (
 from tests.page.fake_wire import (
     PRESETS,
     RATE_USD_PER_SECOND,
+    Break,
     Event,
     Hold,
+    Pause,
+    Step,
     Wire,
     answer,
     delta,
@@ -125,12 +128,16 @@ def test_an_error_in_mid_stream_is_said_and_what_is_finished_stays(
     expect(page.get_by_role("button", name="Make report")).to_be_enabled()
 
 
-def test_a_connection_that_ends_early_is_said(page: Page, wire: Wire, song: Path) -> None:
-    wire.script = lambda _: [delta(0, "half")]
+@pytest.mark.parametrize("ending", [[], [Pause(0.2), Break()]], ids=["closed", "broken"])
+def test_a_connection_that_ends_early_is_said(
+    page: Page, wire: Wire, song: Path, ending: list[Step]
+) -> None:
+    wire.script = lambda _: [delta(0, "half"), *ending]
     open_page(page, wire.url)
     choose(page, song)
     start(page)
-    expect(page.get_by_role("alert")).to_contain_text("ended before")
+    expect(page.get_by_role("alert")).to_contain_text("The connection ended before")
+    expect(page.get_by_role("article").first).to_contain_text("half")
 
 
 def test_a_section_that_failed_says_why_and_the_others_stand(
@@ -198,7 +205,10 @@ def test_a_server_with_keys_is_asked_again_with_the_key(page: Page, wire: Wire, 
     page.goto(wire.url)
     key = page.get_by_label("Key of this server")
     expect(key).to_be_focused()
-    expect(page.get_by_role("alert")).to_contain_text("This API key is not known.")
+    expect(page.get_by_role("alert")).to_have_text("This server asks for an API key.")
+    key.fill("another")
+    key.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("This API key is not known.")
     key.fill("a-secret")
     key.press("Enter")
     expect(page.get_by_role("checkbox")).to_have_count(13)
@@ -231,6 +241,7 @@ def test_a_server_that_is_busy_says_when_to_try_again(page: Page, wire: Wire, so
     choose(page, song)
     start(page)
     expect(page.get_by_role("alert")).to_have_text("The queue is full. Try again in 7 s.")
+    expect(page.get_by_role("article")).to_have_count(0)
     wire.refusal = None
     start(page)
     expect_end(page)
