@@ -209,10 +209,10 @@ async def test_one_process_starts_with_the_first_song_and_measures_one_after_the
         assert not worker_pids()
         await measurer.measure(ordering(0))
         (pid,) = worker_pids()
-        num_files = psutil.Process(pid).num_fds()
+        num_files = psutil.Process(pid).num_fds()  # perhaps with the song's: the answer goes first
         await asyncio.gather(*(measurer.measure(ordering(0)) for _ in range(10)))
         assert worker_pids() == [pid]
-        await wait_until(lambda: psutil.Process(pid).num_fds() == num_files)
+        assert psutil.Process(pid).num_fds() <= num_files
         assert not hears_a_song(pid)
 
 
