@@ -7,8 +7,8 @@ import logging
 import sys
 from collections import OrderedDict
 
-from adapter.decoder import worker_environment
 from adapter.errors import UnavailableError, UnprocessableError
+from adapter.worker_pool import worker_environment
 
 logger = logging.getLogger(__name__)
 

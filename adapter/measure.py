@@ -2,21 +2,23 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import math
 import os
-import signal
-import sys
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from adapter.decoder import Song, memory_file, worker_environment
-from adapter.errors import NotMeasuredError
+from adapter.decoder import Song, memory_file
+from adapter.errors import NotMeasuredError, UnavailableError
 from adapter.request import SAMPLING_RATE
+from adapter.worker_pool import (
+    WorkerCrashedError,
+    WorkerPool,
+    WorkerTooSlowError,
+    worker_environment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ MAX_MEASURED_SECONDS = 1200  # of a song, from its start, for tempo and key
 TEMPO_TOLERANCE = 0.04
 MIN_KEY_STRENGTH = 0.6  # an estimate that is weaker disputes nothing
 
+_START_SECONDS = 120.0  # Numba compiles for 20 of them where nothing is in its cache
 _OCTAVES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _PITCH_CLASSES = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
 _ACCIDENTALS = {"": 0, "#": 1, "b": -1}
@@ -50,11 +53,12 @@ class Measured:
 
 
 class Measurer:
-    """Measures one song at a time, each in a process of its own that is nice to the others.
+    """Measures one song at a time, in a process of its own that is nice to the others.
 
-    A worker that takes longer than `timeout_seconds`, whose caller leaves, or that is at work when
-    the measurer is closed, is killed. `memory_limit_bytes` is what one may allocate beside its
-    libraries and the samples. `worker_module` is what `python -m` runs; tests plant a hostile one.
+    It starts with the first song and stays for the next. One that crashes, takes longer than
+    `timeout_seconds` or whose caller leaves is replaced. `memory_limit_bytes` is what it may
+    allocate beside its libraries. `worker_module` is what `python -m` runs; tests plant a hostile
+    one.
     """
 
     def __init__(
@@ -64,20 +68,23 @@ class Measurer:
         timeout_seconds: float = 120.0,
         worker_module: str = "adapter.measure_worker",
     ) -> None:
-        self._timeout_seconds = timeout_seconds
-        cpu_seconds = math.ceil(timeout_seconds) + 5
-        self._program = (sys.executable, "-m", worker_module)
-        self._limits = (str(memory_limit_bytes), str(cpu_seconds))
-        self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._closed = False
+        self._pool = WorkerPool(
+            1,
+            name="The process that measures",
+            module=worker_module,
+            limits=(memory_limit_bytes,),
+            environment=measure_environment(),
+            timeout_seconds=timeout_seconds,
+            start_seconds=_START_SECONDS,
+        )
+        self._turn = asyncio.Lock()  # songs are copied for the process one at a time too
 
     async def measure(self, song: Song) -> Measured:
-        """Raises NotMeasuredError where a worker ends early or cannot be had."""
+        """Raises NotMeasuredError where the process ends early or cannot be had."""
         async with self._turn:
             heard = song.samples[: MAX_MEASURED_SECONDS * SAMPLING_RATE]
             with await asyncio.to_thread(write_samples, heard) as file:
-                estimates = await self._ask(file.fileno())
+                estimates = await self._estimate(file.fileno())
         return Measured(
             duration_seconds=song.duration_seconds,
             loudness_lufs=song.loudness_lufs,
@@ -85,63 +92,28 @@ class Measurer:
         )
 
     async def close(self) -> None:
-        """End the worker; who waits gets NotMeasuredError. May be called twice."""
-        self._closed = True
-        if self._process is not None:
-            await end(self._process)
+        """End the process; who waits gets NotMeasuredError. May be called twice."""
+        await self._pool.close()
 
-    async def _ask(self, samples_fd: int) -> dict[str, Any]:
-        self._process = process = await self._start(samples_fd)
+    async def _estimate(self, samples_fd: int) -> dict[str, Any]:
         try:
-            self._refuse_if_closed()
-            async with asyncio.timeout(self._timeout_seconds):
-                answer, _ = await process.communicate()
-        except TimeoutError:
-            logger.warning("A measurement was ended after %g seconds", self._timeout_seconds)
-            raise takes_too_long() from None
-        finally:
-            self._process = None
-            await end(process)
-        if process.returncode == 0:
-            estimates: dict[str, Any] = json.loads(answer)
-            return estimates
-        self._refuse_if_closed()
-        logger.warning("A measurement ended with status %s", process.returncode)
-        if process.returncode == -signal.SIGXCPU:
-            raise takes_too_long()
-        raise NotMeasuredError("The song could not be measured: the process that does it failed.")
-
-    async def _start(self, samples_fd: int) -> asyncio.subprocess.Process:
-        self._refuse_if_closed()
-        try:
-            return await asyncio.create_subprocess_exec(
-                *self._program,
-                str(samples_fd),
-                *self._limits,
-                pass_fds=[samples_fd],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                env=measure_environment(),
-            )
-        except OSError as error:
+            return await self._pool.ask(b"measure", [samples_fd])
+        except WorkerTooSlowError as error:
+            logger.warning("A measurement %s", error)
             raise NotMeasuredError(
-                "The song could not be measured: no process could be started for it."
-            ) from error
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise NotMeasuredError("The song was not measured: the server is stopping.")
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process unless it has ended, and wait for that."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+                "The song was not measured: it takes longer than is allowed."
+            ) from None
+        except WorkerCrashedError as error:
+            logger.warning("A measurement %s", error)
+            raise NotMeasuredError(
+                "The song could not be measured: the process that does it failed."
+            ) from None
+        except UnavailableError as error:
+            raise NotMeasuredError(f"The song was not measured. {error.message}") from error
 
 
 def measure_environment() -> dict[str, str]:
-    """A worker's environment: one thread, no warnings about short songs, Numba's cache if named."""
+    """One thread, no warnings about short songs, and Numba's cache where one is named."""
     cache = {name: os.environ[name] for name in ("NUMBA_CACHE_DIR",) if name in os.environ}
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     return worker_environment() | threads | cache | {"PYTHONWARNINGS": "ignore"}
@@ -156,10 +128,6 @@ def write_samples(samples: npt.NDArray[np.float32]) -> BinaryIO:
             data = data[os.write(file.fileno(), data) :]
         unfinished.pop_all()
     return file
-
-
-def takes_too_long() -> NotMeasuredError:
-    return NotMeasuredError("The song was not measured: it takes longer than is allowed.")
 
 
 def disputes(data: object, measured: Measured) -> bool:

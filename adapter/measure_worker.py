@@ -1,8 +1,9 @@
-"""One process that measures the tempo and the key of one song.
+"""One process that measures the tempo and the key of one song after the other.
 
 Run by adapter/measure.py as `python -m adapter.measure_worker FD MEMORY_BYTES CPU_SECONDS`, where
-FD is a file of float32 samples, mono at 16 kHz. What it found is a line of JSON on its output,
-{"tempo_bpm", "key", "mode", "key_strength"}, each null where there is none.
+FD is one end of a socket pair. A message on it brings the descriptor of a file of float32 samples,
+mono at 16 kHz; the answer is a line of JSON, {"tempo_bpm", "key", "mode", "key_strength"}, each
+null where there is none.
 """
 
 import json
@@ -10,6 +11,7 @@ import math
 import mmap
 import os
 import resource
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any, cast
@@ -185,6 +187,11 @@ def read_samples(fd: int) -> npt.NDArray[np.float32]:
     return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), dtype=np.float32)
 
 
+def load_libraries() -> None:
+    """Measure noise: librosa loads its parts at their first use, and Numba may compile some."""
+    measure(np.random.default_rng(0).normal(0, 0.1, 5 * SAMPLING_RATE).astype(np.float32))
+
+
 def restrict(memory_limit_bytes: int) -> None:
     """Lower this process's limits for good: memory beyond what it has now."""
     address_space = process_bytes() + memory_limit_bytes
@@ -193,13 +200,24 @@ def restrict(memory_limit_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    fd, memory_limit_bytes, cpu_seconds = map(int, arguments)
+    control_fd, memory_limit_bytes, cpu_seconds = map(int, arguments)
+    control = socket.socket(fileno=control_fd)
     end_with_the_server()
     os.nice(NICENESS)
-    samples = read_samples(fd)
+    load_libraries()
     restrict(memory_limit_bytes)
-    allow_cpu_seconds(cpu_seconds)
-    print(json.dumps(measure(samples)), flush=True)
+    control.send(b"ready")
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 16, 1)
+        if not message:
+            return
+        allow_cpu_seconds(cpu_seconds)
+        try:
+            # The samples are unmapped as `measure` returns: nothing else refers to them.
+            control.send(json.dumps(measure(read_samples(fds[0]))).encode())
+        finally:
+            for fd in fds:
+                os.close(fd)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A measurer's worker that does what a song's first sample says; run by its tests alone."""
 
+import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -10,7 +12,8 @@ import numpy as np
 
 from adapter import measure_worker
 
-CRASH, EXHAUST, HANG, SWALLOW, LOOK = range(1, 6)
+CRASH, EXHAUST, HANG, SPIN, SWALLOW, LOOK = range(1, 7)
+LOOKING_SECONDS = 1.5  # of the processor
 
 measure = measure_worker.measure
 
@@ -23,12 +26,27 @@ def obey(samples: measure_worker.Floats) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGXCPU)  # as the kernel does at the limit of processor time
     if order == HANG:
         time.sleep(3600)
+    if order == SPIN:
+        while True:
+            pass
     if order == SWALLOW:
         np.ones(2 << 30, np.uint8)
     if order == LOOK:
-        found = {"niceness": os.nice(0), "secrets": [name for name in os.environ if "HF" in name]}
-        return {**measure(samples), "key": repr(found)}
+        return {**measure(samples), "key": json.dumps(look())}
     return measure(samples)
+
+
+def look() -> dict[str, Any]:
+    """What a worker can tell of itself, after a while on the processor."""
+    cpu_seconds_left = resource.getrlimit(resource.RLIMIT_CPU)[0] - time.process_time()
+    started = time.process_time()
+    while time.process_time() - started < LOOKING_SECONDS:
+        pass
+    return {
+        "niceness": os.nice(0),
+        "secrets": [name for name in os.environ if "HF" in name],
+        "cpu_seconds_left": cpu_seconds_left,
+    }
 
 
 if __name__ == "__main__":
