@@ -86,9 +86,18 @@ _REPLAYED = {
         "description": "There where the answer is that of an earlier request with this key.",
     }
 }
+_EVENT = {
+    "type": "object",
+    "description": "Each event, where `stream` is true; `data` is an object in JSON.",
+    "properties": {
+        "event": {"enum": ["delta", "answer", "restart", "done", "error"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
 _ANSWERED: dict[str, Any] = {
     "headers": _REQUEST_ID | _REPLAYED,
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {"schema": _EVENT}},
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -253,7 +262,7 @@ def create_app(
         summary="The report of a song: many questions with their forms, and measurements",
         response_model=schemas.FullReport,
         responses={200: _ANSWERED, **_ERRORS},
-        openapi_extra=openapi_request_body(models.full_report) | _HEADERS,
+        openapi_extra=openapi_request_body(models.full_report, with_song=True) | _HEADERS,
     )
     async def full_report(request: Request) -> Response:
         return await answer(request, models.full_report, supervisor.service.full_report)

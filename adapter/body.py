@@ -448,8 +448,15 @@ def _refuse(flaw: _Flaw, path: tuple[str | int, ...]) -> NoReturn:
 # OpenAPI
 
 
-def openapi_request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route's `openapi_extra` says of a body that `read_body` reads."""
+_ANY_SONG = [
+    {"required": [name], "properties": {name: {"type": "string"}}}
+    for name in ("audio_url", "audio")
+]
+
+
+def openapi_request_body(model: type[BaseModel], *, with_song: bool = False) -> dict[str, Any]:
+    """What a route's `openapi_extra` says of a body that `read_body` reads; `with_song` where it
+    cannot be without one."""
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     extra: Any = model.model_config.get("json_schema_extra") or {}
     examples = {
@@ -464,8 +471,12 @@ def openapi_request_body(model: type[BaseModel]) -> dict[str, Any]:
         "additionalProperties": False,
         "description": "`audio` is the song; `request` names none beside it.",
     }
+    body: dict[str, Any] = reference
+    if with_song:
+        body = {**reference, "anyOf": _ANY_SONG}
+        form["anyOf"] = [{"required": ["audio"]}, {"properties": {"request": {"anyOf": _ANY_SONG}}}]
     content = {
-        JSON_TYPE: {"schema": reference, "examples": examples},
+        JSON_TYPE: {"schema": body, "examples": examples},
         MULTIPART_TYPE: {
             "schema": form,
             "encoding": {"request": {"contentType": JSON_TYPE}},

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapter import schemas
-from adapter.errors import AdapterError, UnprocessableError
+from adapter.errors import AdapterError
 from adapter.presets import Preset, built_in_presets
 from adapter.settings import Settings
 
@@ -15,13 +15,6 @@ class Report:
     def __init__(self, request: schemas.FullReportRequest, settings: Settings) -> None:
         known = {preset.name: preset for preset in settings.presets or built_in_presets()}
         names = request.sections or list(known)
-        if len(names) > settings.max_prompts:
-            raise UnprocessableError(
-                f"all {len(names)} sections are more than the {settings.max_prompts} prompts that "
-                "a request may have here; choose some of them",
-                code="invalid_value",
-                field="sections",
-            )
         self.presets = [known[name] for name in names]
         self.prompts = [
             _prompt(preset, None if request.seed is None else request.seed + index, settings)

@@ -30,6 +30,7 @@ MAX_URL_CHARACTERS = 8_192
 MAX_SEED = 2**63 - 1
 MAX_SECTIONS = 1_000
 MIN_TEMPERATURE = 0.01  # vLLM raises a lower one to it; both engines shall draw alike
+MIN_REPETITION_PENALTY = 1e-30  # a logit is divided by it, and must stay a float32
 DEFAULT_MAX_NEW_TOKENS = 512
 
 RateSource = Literal["configured", "fallback"]
@@ -217,7 +218,7 @@ class PromptFields(AudioSource):
             top_p=self.top_p,
             do_sample=self.do_sample,
             seed=self.seed,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=max(self.repetition_penalty, MIN_REPETITION_PENALTY),
             stop_on_repetition=self.stop_on_repetition,
         )
 
@@ -358,16 +359,20 @@ def request_models(settings: Settings) -> RequestModels:
         default=None,
         examples=[1],
     )
+    some: Any = Annotated[
+        list[Literal[names]],  # type: ignore[valid-type]
+        Field(
+            min_length=1, max_length=settings.max_prompts, json_schema_extra={"uniqueItems": True}
+        ),
+    ]
+    # All sections are no default where they are more than a request may ask for.
+    optional: dict[str, Any] = {"default": None} if len(names) <= settings.max_prompts else {}
     sections = _described(
         FullReportRequest,
         "sections",
-        Annotated[
-            list[Literal[names]],  # type: ignore[valid-type]
-            Field(min_length=1, max_length=settings.max_prompts),
-        ]
-        | None,
-        default=None,
-        examples=[[presets[0].name]],
+        some | None if optional else some,
+        **optional,
+        examples=[[names[0]]],
     )
     most_sections = _described(
         FullReportRequest, "group_size", group_size[0], default=None, examples=[1]

@@ -212,7 +212,8 @@ class WorkerPool:
             raise UnavailableError(f"{self._name} ended as it started; see the server's log.")
 
     async def _exchange(self, worker: Worker, message: bytes, fds: Sequence[int]) -> dict[str, Any]:
-        socket.send_fds(worker.control, [message], fds)
+        with contextlib.suppress(BrokenPipeError):  # it died just now, and has no answer below
+            socket.send_fds(worker.control, [message], fds)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 answer = await receive(worker.control)

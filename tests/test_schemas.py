@@ -406,3 +406,17 @@ def test_the_wire_loads_no_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_repetition_penalty_stays_a_number_that_a_float32_can_be_divided_by() -> None:
+    assert generate(repetition_penalty=5e-324).to_sampling().repetition_penalty == 1e-30
+    assert generate(repetition_penalty=0.5).to_sampling().repetition_penalty == 0.5
+
+
+def test_a_report_names_its_sections_where_all_are_more_than_a_request_may_have() -> None:
+    few = request_models(Settings(max_prompts=3)).full_report
+    with pytest.raises(UnprocessableError) as caught:
+        parse(few, {"audio": "AAAA"})
+    assert (caught.value.code, caught.value.field) == ("missing_field", "sections")
+    assert parse(few, {"audio": "AAAA", "sections": ["mood_tags"]}).sections == ["mood_tags"]
+    assert parse(MODELS.full_report, {"audio": "AAAA"}).sections is None

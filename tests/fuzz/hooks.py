@@ -1,8 +1,8 @@
 """What schemathesis has to be told of the API beyond its document; see schemathesis.toml.
 
-A document cannot say that a string is a song in base64, that a moment lies inside the song, or that
-an idempotency key is new. Cases that should be answered are made so here; those that should be
-refused go out as they were generated.
+A document cannot say that a string is a song in base64, that a moment lies inside the song, that an
+idempotency key is new, or that none comes beside a stream. Cases that should be answered are made
+so here; those that should be refused go out as they were generated.
 """
 
 import base64
@@ -38,6 +38,8 @@ def before_call(
         return
     if case.headers and "Idempotency-Key" in case.headers:
         case.headers["Idempotency-Key"] = uuid.uuid4().hex
+        if _is_streamed(case.body):  # which excludes a key
+            del case.headers["Idempotency-Key"]
     if isinstance(case.body, dict):
         case.body = with_real_songs(case.body)
     # Else schemathesis would judge the case anew, and a form with a file in it is invalid to it.
@@ -64,6 +66,11 @@ def filter_failure(
     """schemathesis validates no form with a file in it, and so takes some for invalid that are not:
     a mutation from string to null of a field that may be either."""
     return not (isinstance(failure, AcceptedNegativeData) and _is_valid_form(case))
+
+
+def _is_streamed(body: object) -> bool:
+    request = body.get("request", body) if isinstance(body, dict) else None
+    return isinstance(request, dict) and request.get("stream") is True
 
 
 def _is_valid_form(case: schemathesis.Case) -> bool:

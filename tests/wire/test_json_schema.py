@@ -54,6 +54,13 @@ def test_the_answer_is_json_for_the_schema(server: Server) -> None:
     assert batch[2]["data"] is None
 
 
+def test_the_least_repetition_penalty_breaks_no_form(server: Server) -> None:
+    """As a float32 it would be 0, what is divided by it no number, and the grammar's mask void."""
+    (answer,) = answers(server, {"json_schema": CHOICE, "repetition_penalty": 5e-324})
+    assert answer["error"] is None
+    assert answer["data"] in ("major", "minor")
+
+
 def test_a_cap_before_the_end_is_told_and_billed(server: Server) -> None:
     answer = server.post("/generate", {"json_schema": CARD, "max_new_tokens": 5}).json()
     assert answer["finish_reason"] == "length"
