@@ -14,6 +14,7 @@ import torch
 
 from adapter.checkpoint import Checkpoint
 from adapter.engine import Engine, VllmEngine, engine_args
+from adapter.row_steps import RowSteps
 from adapter.settings import Settings
 from adapter.transformers_engine import PreparedRequest, TransformersEngine
 
@@ -159,10 +160,11 @@ class ListeningTransformersEngine(TransformersEngine):
         self,
         prepared: Sequence[PreparedRequest],
         is_cancelled: Callable[[], bool],
+        steps: RowSteps,
         *,
         share: bool,
     ) -> list[list[int]]:
-        token_ids = super()._decode(prepared, is_cancelled, share=share)
+        token_ids = super()._decode(prepared, is_cancelled, steps, share=share)
         for row, logprobs in zip(prepared, self._model.logprobs, strict=True):
             self.heard[row.request.request_id] = Heard(list(row.prompt_token_ids), logprobs)
         return token_ids
