@@ -130,6 +130,11 @@ def write_samples(samples: npt.NDArray[np.float32]) -> BinaryIO:
     return file
 
 
+def disputable(data: object) -> bool:
+    """Whether a section's data names what is measured; else there is nothing to wait for."""
+    return isinstance(data, dict) and not data.keys().isdisjoint({"bpm", "key"})
+
+
 def disputes(data: object, measured: Measured) -> bool:
     """Whether a section's `bpm`, or its `key` and `mode`, disagree with what was measured.
 

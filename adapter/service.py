@@ -35,7 +35,7 @@ from adapter.grammar import to_grammar
 from adapter.grammar_pool import GrammarPool
 from adapter.keys import Client
 from adapter.logs import current_request
-from adapter.measure import Measured, Measurer, disputes
+from adapter.measure import Measured, Measurer, disputable, disputes
 from adapter.metrics import Metrics, outcome_of
 from adapter.prompting import Prompter
 from adapter.quotas import Quotas
@@ -236,7 +236,7 @@ class Service:
                 async with self._measuring(song) as measured:
 
                     async def complete(index: int, answer: schemas.Answer) -> schemas.Section:
-                        disputed = answer.data is not None and _disputed(answer, await measured)
+                        disputed = disputable(answer.data) and _disputed(answer, await measured)
                         return report.section(index, answer, disputed=disputed)
 
                     run = _Run(asked, songs, client, started_at, tell, complete)

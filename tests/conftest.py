@@ -34,12 +34,25 @@ SLOW_FOLDERS = {"fuzz", "page", "parity", "vllm", "wire"}
 ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    drop_senseless(config, items)
     # The shared servers come last: each runs to the end once it is started.
     items.sort(key=wants_shared_server)
     for item in items:
         if item.path.name in SLOW_FILES or item.path.parent.name in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+def drop_senseless(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the variant on transformers of a test that is for vLLM's processes alone, or for
+    vLLM to be quick."""
+    senseless = [
+        item
+        for item in items
+        if item.get_closest_marker("vllm_only") and "transformers" in item.name
+    ]
+    config.hook.pytest_deselected(items=senseless)
+    items[:] = [item for item in items if item not in senseless]
 
 
 def wants_shared_server(item: pytest.Item) -> bool:

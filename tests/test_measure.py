@@ -17,7 +17,7 @@ import pytest
 
 from adapter.decoder import Song
 from adapter.errors import NotMeasuredError
-from adapter.measure import MIN_KEY_STRENGTH, Measured, Measurer, disputes
+from adapter.measure import MIN_KEY_STRENGTH, Measured, Measurer, disputable, disputes
 from adapter.measure_worker import KEYS, estimate_key, estimate_tempo, measure
 from adapter.request import SAMPLING_RATE
 from tests.hostile_measurer import CRASH, EXHAUST, HANG, LOOK, LOOKING_SECONDS, SPIN, SWALLOW
@@ -422,3 +422,18 @@ def test_what_was_not_found_disputes_nothing() -> None:
     assert not disputes(said, measured(tempo_bpm=None, key=None, mode=None, key_strength=None))
     assert disputes(said, measured(tempo_bpm=None))
     assert disputes(said, measured(key=None, mode=None, key_strength=None))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"bpm": 90}, True),
+        ({"key": "A", "mode": "minor"}, True),
+        ({"tags": []}, False),
+        ([], False),
+    ],
+)
+def test_only_a_section_that_names_a_tempo_or_a_key_has_to_wait_for_the_measurement(
+    data: object, expected: bool
+) -> None:
+    assert disputable(data) is expected

@@ -17,7 +17,7 @@ import psutil
 from tests.server import LONG_LIST, Server, free_port, running_server, wait_until_ready
 
 SECRET = "hunter2"
-LISTS = [{"max_new_tokens": 500, "prompt": SECRET, "json_schema": LONG_LIST}] * 5
+LISTS = [{"max_new_tokens": 500, "prompt": SECRET, "json_schema": LONG_LIST}] * 3
 BATCH = {"prompts": LISTS, "group_size": 1}  # more than a second on any machine
 LONG = {"max_new_tokens": 2000, "prompt": SECRET}  # 100 s on the fake engine
 SHORT = {"max_new_tokens": 40, "prompt": SECRET}  # 2 s

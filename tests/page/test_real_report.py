@@ -34,6 +34,7 @@ def watch_report(page: Page) -> list[int]:
     return seen
 
 
+@pytest.mark.vllm_only  # to be quick
 @pytest.mark.timeout(900)
 def test_a_real_song_becomes_a_report_and_a_second_run_is_cancelled(
     page: Page, server: Server

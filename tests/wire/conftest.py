@@ -9,17 +9,6 @@ from tests.reference import Reference
 from tests.songs import real_song
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test of vLLM's own processes has no variant on transformers, which has none."""
-    senseless = [
-        item
-        for item in items
-        if item.get_closest_marker("vllm_only") and "transformers" in item.name
-    ]
-    config.hook.pytest_deselected(items=senseless)
-    items[:] = [item for item in items if item not in senseless]
-
-
 @pytest.fixture(scope="session")
 def reference(demo_model: Path) -> Reference:
     return Reference(demo_model)

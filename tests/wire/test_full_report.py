@@ -38,6 +38,7 @@ def test_a_report_has_every_section_under_its_key_and_what_was_measured(
     assert reply["cost_usd"] == pytest.approx(sum(s["cost_usd"] for s in sections))
 
 
+@pytest.mark.vllm_only  # to be quick: the soak has 50 on transformers
 @pytest.mark.parametrize("seed", [2, 3, 4, 5])
 def test_no_report_has_json_that_its_form_does_not_allow(
     server: Server, presets: list[dict[str, Any]], seed: int
