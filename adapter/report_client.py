@@ -4,6 +4,7 @@ connection breaks."""
 import asyncio
 import email.utils
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import aiohttp
 from adapter.event_stream import Event, EventStream
 from adapter.report_record import Record, report_record
 from adapter.report_songs import Song, digest
+from adapter.settings import CLIENT_KEY
 
 PAUSES_SECONDS = (1.0, 2.0, 4.0)  # before each new try after a connection that broke
 RETRY_AFTER_SECONDS = 5.0  # where a busy server does not say
@@ -147,7 +149,8 @@ class ReportClient:
         """What is sent, and the SHA-256 of the file in it."""
         if song.path is None:
             return None, {"json": {**self._options.body(), "audio_url": song.name}}
-        file = files.enter_context(song.path.open("rb"))
+        # By number: aiohttp would read the file's name, which may be no text.
+        file = files.enter_context(os.fdopen(os.open(song.path, os.O_RDONLY), "rb"))
         sha256 = await asyncio.to_thread(digest, file)
         form = aiohttp.FormData()
         form.add_field("request", json.dumps(self._options.body()), content_type="application/json")
@@ -161,6 +164,9 @@ async def _refuse(response: aiohttp.ClientResponse) -> NoReturn:
     error = _song_error(await response.text(errors="replace"), response.status)
     if response.status in _BUSY:
         raise _BusyError(error, _retry_after_seconds(response.headers.get("Retry-After", "")))
+    if response.status == 401:
+        hint = f"{error.message}; the key is read from the variable {CLIENT_KEY}"
+        raise SongError(error.code, hint, error.field)
     raise error
 
 

@@ -51,12 +51,12 @@ def _songs(given: str) -> list[Song]:
     if _URL.match(given):
         return [Song(given)]
     path = Path(given)
-    if path.is_dir():
+    if given and path.is_dir():  # "" is a variable that nobody set, not this directory
         songs = [Song(_name(file), file) for file in sorted(_audio_files(path))]
         if not songs:
             raise SettingsError(f"{given!r}: there are no audio files in this directory")
         return songs
-    if not path.is_file():
+    if not given or not path.is_file():
         raise SettingsError(f"{given!r}: expected a file, a directory or an http(s) URL")
     return [Song(_name(path), path)]
 
@@ -67,7 +67,9 @@ def _audio_files(directory: Path) -> Iterator[Path]:
         for name in files:
             path = Path(folder, name)
             # Hidden ones are other systems' notes: "._song.mp3" is no song.
-            if path.suffix.lower() in AUDIO_SUFFIXES and not name.startswith("."):
+            if path.suffix.lower() not in AUDIO_SUFFIXES or name.startswith("."):
+                continue
+            if path.is_file() or not path.exists():  # no pipe or device, which may have no end
                 yield path
 
 
