@@ -24,11 +24,11 @@ from typing import Any
 import httpx
 
 from benchmarks.adapter_server import MEDIA_TYPES, prompts_of, running_server, settings_of
+from benchmarks.arguments import make_parser
 from benchmarks.async_llm import Engine
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
     FORMATS,
-    SHAPES,
     make_model,
     make_prompts,
     make_songs,
@@ -133,15 +133,8 @@ def finish(args: argparse.Namespace, streamed: Sequence[float], direct: Sequence
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.first_delta",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("first_delta", __doc__)
     add = parser.add_argument
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
-    add("--shape", choices=SHAPES, default=SHAPES[0], help="of that (%(default)s)")
-    add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--format", choices=FORMATS, default="wav", help="of the songs (%(default)s)")
     add("--seconds", type=float, default=240.0, help="of a song (%(default)s)")
     add("--repeats", type=int, default=5, help="songs for each number of prompts (%(default)s)")

@@ -31,10 +31,10 @@ import numpy as np
 from demo_song import write_song
 
 from benchmarks.adapter_server import running_server, settings_of
+from benchmarks.arguments import make_parser
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
     RATE,
-    SHAPES,
     SHIFT_SAMPLES,
     decode,
     make_model,
@@ -224,16 +224,8 @@ def read_delays(path: Path, window: tuple[float, float]) -> list[Delay]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.loop_hold",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("loop_hold", __doc__, engines=True)
     add = parser.add_argument
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
-    add("--shape", choices=SHAPES, default=SHAPES[0], help="of that (%(default)s)")
-    add("--engine", choices=["vllm", "transformers"], default="vllm", help="(%(default)s)")
-    add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--seconds", type=float, default=1200.0, help="of each song (%(default)s)")
     return parser.parse_args(argv)
 

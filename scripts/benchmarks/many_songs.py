@@ -28,11 +28,11 @@ from demo_song import write_song
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from benchmarks.adapter_server import ask, prompts_of, running_server, settings_of
+from benchmarks.arguments import make_parser
 from benchmarks.memory import find_pids, find_pss_bytes
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
     RATE,
-    SHAPES,
     decode,
     make_model,
     prepare_environment,
@@ -229,16 +229,8 @@ def finish(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.many_songs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("many_songs", __doc__, engines=True)
     add = parser.add_argument
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
-    add("--shape", choices=SHAPES, default=SHAPES[0], help="of that (%(default)s)")
-    add("--engine", choices=["vllm", "transformers"], default="vllm", help="(%(default)s)")
-    add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--songs", type=int, default=200, help="(%(default)s)")
     add("--lengths", type=int, default=151,
         help="how many: libraries keep code for each shape (%(default)s)")  # fmt: skip

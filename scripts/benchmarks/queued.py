@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.adapter_server import ask, prompts_of, running_server, settings_of
+from benchmarks.arguments import make_parser
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
-    SHAPES,
     make_model,
     make_prompts,
     make_warm_up_song,
@@ -108,16 +108,8 @@ def finish(args: argparse.Namespace, depths: Sequence[Depth]) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.queued",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("queued", __doc__, engines=True)
     add = parser.add_argument
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
-    add("--shape", choices=SHAPES, default=SHAPES[0], help="of that (%(default)s)")
-    add("--engine", choices=["vllm", "transformers"], default="vllm", help="(%(default)s)")
-    add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--prompts", type=int, nargs="+", default=[64, 640, 5000], help="(%(default)s)")
     return parser.parse_args(argv)
 

@@ -20,9 +20,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.adapter_server import running_server, settings_of
+from benchmarks.arguments import make_parser
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.vllm_openai import make_engine_args
-from benchmarks.workload import SHAPES, make_model, prepare_environment
+from benchmarks.workload import make_model, prepare_environment
 
 IMPORT = """\
 import json, sys, time
@@ -135,15 +136,8 @@ def finish(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.start",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("start", __doc__)
     add = parser.add_argument
-    add("--model", metavar="DIR_OR_HUB_ID", help="default: makes the demo checkpoint")
-    add("--shape", choices=SHAPES, default=SHAPES[0], help="of that (%(default)s)")
-    add("--dtype", default="float32", help="of the weights (%(default)s)")
     add("--imports", type=int, default=5, help="of each module (%(default)s)")
     add("--starts", type=int, default=3, help="of each, a minute; 0 for none (%(default)s)")
     return parser.parse_args(argv)
