@@ -42,9 +42,9 @@ from benchmarks.workload import (  # noqa: E402
 from adapter import decoder_worker  # noqa: E402
 
 SHORT = ["--seconds", "3", "--prompts", "3", "--max-new-tokens", "4"]
-# Normal is a fifth, or less, of the seconds of either.
-CI = ["--seconds", "30", "--prompts", "8", "--max-new-tokens", "16", "--expect"]
-CI += [f"adapter-transformers/{other}:new<=0.5" for other in ("hf-groups", "hf-sequential")]
+# Seen are 0.12 and 0.22. A shorter song is over so soon that a machine's hiccup decides.
+LIMITS = ["adapter-transformers/hf-groups:new<=0.3", "adapter-transformers/hf-sequential:new<=0.5"]
+CI = ["--seconds", "120", "--prompts", "8", "--max-new-tokens", "16", "--expect", *LIMITS]
 MADE_UP = [*SHORT, "--no-floor", "--model", "none"]
 
 
