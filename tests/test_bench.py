@@ -44,7 +44,8 @@ from adapter import decoder_worker  # noqa: E402
 SHORT = ["--seconds", "3", "--prompts", "3", "--max-new-tokens", "4"]
 # Seen are 0.12 and 0.22. A shorter song is over so soon that a machine's hiccup decides.
 LIMITS = ["adapter-transformers/hf-groups:new<=0.3", "adapter-transformers/hf-sequential:new<=0.5"]
-CI = ["--seconds", "120", "--prompts", "8", "--max-new-tokens", "16", "--expect", *LIMITS]
+CI = ["--seconds", "120", "--prompts", "8", "--max-new-tokens", "16", "--repeats", "3"]
+CI += ["--expect", *LIMITS]
 MADE_UP = [*SHORT, "--no-floor", "--model", "none"]
 
 
