@@ -50,6 +50,7 @@ from adapter.metrics import EngineReading, Metrics
 from adapter.page import add_page
 from adapter.presets import built_in_presets
 from adapter.processes import deaf_to_ctrl_c
+from adapter.report import Report
 from adapter.sections import SECTIONS
 from adapter.service import Started
 from adapter.settings import Settings, load_settings
@@ -211,7 +212,7 @@ def create_app(
 
             async def make(tell: streaming.Tell | None = None) -> Result:
                 parsed = schemas.parse(model, body, uploaded=upload is not None)
-                _note_prompts(parsed)
+                _note_prompts(parsed, settings)
                 result = await work(parsed, upload, client, tell)
                 _note_errors(metrics, result)
                 return result
@@ -386,10 +387,13 @@ def _read_engine(supervisor: Supervisor) -> EngineReading:
     )
 
 
-def _note_prompts(parsed: BaseModel) -> None:
+def _note_prompts(parsed: BaseModel, settings: Settings) -> None:
     record = current_request()
     if record is not None:
-        record.num_prompts = len(getattr(parsed, "prompts", "1"))
+        asked = (
+            Report(parsed, settings) if isinstance(parsed, schemas.FullReportRequest) else parsed
+        )
+        record.num_prompts = len(getattr(asked, "prompts", "1"))
 
 
 def _note_errors(metrics: Metrics, result: Result) -> None:

@@ -144,7 +144,7 @@ def shorten(name: str) -> str:
 def _outcome(summary: Summary) -> str:
     if summary.error is not None:
         return summary.error
-    sections = f"{summary.num_sections} sections"
+    sections = _count(summary.num_sections, "section")
     if summary.failed_sections:
         sections += f", failed: {', '.join(summary.failed_sections)}"
     return f"{sections}, {summary.elapsed_seconds:.3f} s, ${summary.cost_usd:.6f}"
@@ -155,7 +155,7 @@ def _sums(summaries: Sequence[Summary]) -> Mapping[str, str]:
     num_failed = sum(len(one.failed_sections) for one in summaries)
     num_errors = sum(one.error is not None for one in summaries)
     return {
-        "song": f"{len(summaries)} songs, {num_errors} failed",
+        "song": f"{_count(len(summaries), 'song')}, {num_errors} failed",
         "length": _minutes(sum(one.duration_seconds or 0.0 for one in summaries)),
         "genre": "",
         "bpm": "",
@@ -180,6 +180,10 @@ def _cells(summary: Summary) -> tuple[str, ...]:
         f"{summary.elapsed_seconds:.3f}",
         f"${summary.cost_usd:.6f}",
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _minutes(seconds: float) -> str:

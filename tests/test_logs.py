@@ -68,6 +68,20 @@ async def test_a_request_is_one_line_with_its_numbers(demo_model: Path) -> None:
     assert {"audio_seconds", "queue_seconds", "time"} <= line.keys()
 
 
+@pytest.mark.parametrize(
+    ("sections", "num_prompts"), [(None, 13), (["mood_tags", "lyric_transcription"], 2)]
+)
+async def test_a_report_counts_its_sections_also_where_its_song_is_none(
+    demo_model: Path, sections: list[str] | None, num_prompts: int
+) -> None:
+    body = {"audio": "bm90IGEgc29uZw==", "sections": sections}
+    with logged("json", "info") as text:
+        async with client(demo_model, FakeEngine(continuous=True)) as http:
+            await http.post("/full_report", json=body)
+    (line,) = lines(text)
+    assert line["prompts"] == num_prompts
+
+
 async def test_as_text_the_line_is_pairs(demo_model: Path) -> None:
     with logged() as text:
         async with client(demo_model, FakeEngine(continuous=True)) as http:

@@ -321,6 +321,12 @@ def test_the_table_shows_songs_and_sums_and_obeys_no_code_in_them(
     assert "\x1b" not in captured.out + captured.err
 
 
+def test_one_song_is_a_song(songs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_reports("ok") as server:
+        report(server, out, songs / "a.mp3")
+    assert "1 song, 0 failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
