@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--shape", default="tiny", choices=["tiny", "small"], help="size (%(default)s)"
     )
-    demo.set_defaults(run=_demo_model)
+    demo.set_defaults(run=_random_model)
 
     usage = commands.add_parser(
         "usage", help="print what was used and owed, or export it; a server may be running"
@@ -168,11 +168,11 @@ def _report(args: argparse.Namespace) -> int:
     return report(args)
 
 
-def _demo_model(args: argparse.Namespace) -> int:
-    from adapter.demo_model import SMALL, TINY, write_demo_model
+def _random_model(args: argparse.Namespace) -> int:
+    from adapter.random_model import SMALL, TINY, write_random_model
 
     shape = {"tiny": TINY, "small": SMALL}[args.shape]
-    write_demo_model(args.directory, seed=args.seed, shape=shape)
+    write_random_model(args.directory, seed=args.seed, shape=shape)
     print(f"wrote {args.directory}: random weights, its answers mean nothing")
     return 0
 

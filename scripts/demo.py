@@ -24,7 +24,7 @@ from typing import Any
 
 from demo_song import write_song
 
-from adapter.demo_model import write_demo_model
+from adapter.random_model import write_random_model
 
 START_SECONDS = 480
 QUESTIONS = (
@@ -106,7 +106,7 @@ def server(model: str) -> Iterator[str]:
 def _model(folder: Path) -> str:
     if "ADAPTER_MODEL" in os.environ:
         return os.environ["ADAPTER_MODEL"]
-    write_demo_model(folder / "demo-model")
+    write_random_model(folder / "demo-model")
     return str(folder / "demo-model")
 
 

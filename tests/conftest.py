@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.demo_model import write_demo_model
+from adapter.random_model import write_random_model
 from tests.server import Server, running_server
 
 # They load a model or start servers: what `make test-fast` leaves out.
@@ -14,7 +14,7 @@ SLOW_FILES = {
     "test_bench_serving.py",
     "test_bombs.py",
     "test_connections.py",
-    "test_demo_model.py",
+    "test_random_model.py",
     "test_family.py",
     "test_grammar.py",
     "test_grammar_pool.py",
@@ -61,16 +61,16 @@ def wants_shared_server(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the tiny demo checkpoint, seed 0; read only."""
     directory = tmp_path_factory.mktemp("models") / "demo-model"
-    write_demo_model(directory)
+    write_random_model(directory)
     return directory
 
 
 @pytest.fixture(scope="session", params=ENGINES)
 def server(
-    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, random_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """A server on the demo checkpoint in float32; vLLM is what `auto` takes where it starts.
 
@@ -78,7 +78,7 @@ def server(
     """
     log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
     setting = "auto" if request.param == "vllm" else request.param
-    with running_server(demo_model, log, {"ADAPTER_ENGINE": setting}) as running:
+    with running_server(random_model, log, {"ADAPTER_ENGINE": setting}) as running:
         yield running
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adapter.demo_model import DemoShape
+from adapter.random_model import ModelShape
 
 
 @dataclass(frozen=True)
@@ -10,7 +10,7 @@ class Member:
     """One kind of checkpoint, and what must be read of it."""
 
     repositories: tuple[str, ...]  # that are of this kind
-    shape: DemoShape
+    shape: ModelShape
     max_clip_seconds: int
     context_tokens: int
     num_boundary_tokens: int
@@ -19,28 +19,28 @@ class Member:
 FAMILY = {
     "music-flamingo": Member(
         repositories=("nvidia/music-flamingo-2601-hf",),
-        shape=DemoShape(),
+        shape=ModelShape(),
         max_clip_seconds=1200,
         context_tokens=32_768,
         num_boundary_tokens=2,
     ),
     "music-flamingo-think": Member(
         repositories=("nvidia/music-flamingo-think-2601-hf",),
-        shape=DemoShape(think=True),
+        shape=ModelShape(think=True),
         max_clip_seconds=1200,
         context_tokens=32_768,
         num_boundary_tokens=2,
     ),
     "audio-flamingo-next": Member(
         repositories=("nvidia/audio-flamingo-next-hf", "nvidia/audio-flamingo-next-captioner-hf"),
-        shape=DemoShape(max_audio_seconds=1800, context_tokens=131_072, rope_theta=15.3e6),
+        shape=ModelShape(max_audio_seconds=1800, context_tokens=131_072, rope_theta=15.3e6),
         max_clip_seconds=1800,
         context_tokens=131_072,
         num_boundary_tokens=2,
     ),
     "audio-flamingo-next-think": Member(
         repositories=("nvidia/audio-flamingo-next-think-hf",),
-        shape=DemoShape(
+        shape=ModelShape(
             max_audio_seconds=1800, context_tokens=131_072, rope_theta=15.3e6, think=True
         ),
         max_clip_seconds=1800,
@@ -49,7 +49,7 @@ FAMILY = {
     ),
     "audio-flamingo-3": Member(
         repositories=("nvidia/music-flamingo-hf", "nvidia/audio-flamingo-3-hf"),
-        shape=DemoShape(
+        shape=ModelShape(
             architecture="AudioFlamingo3ForConditionalGeneration", max_audio_seconds=600
         ),
         max_clip_seconds=600,

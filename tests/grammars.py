@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import xgrammar
 
-from adapter.demo_model import build_tokenizer
+from adapter.random_model import build_tokenizer
 
 MAX_TOKENS = 600
 

@@ -51,19 +51,19 @@ async def ready(http: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_generate_past_its_deadline_is_504_and_stopped(demo_model: Path) -> None:
+async def test_generate_past_its_deadline_is_504_and_stopped(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
-    async with client(demo_model, engine, request_timeout_seconds="1") as http:
+    async with client(random_model, engine, request_timeout_seconds="1") as http:
         response = await http.post("/generate", json={"max_new_tokens": 2000})
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
     assert len(engine.aborted) == 1
 
 
-async def test_a_batch_past_its_deadline_answers_with_what_is_finished(demo_model: Path) -> None:
+async def test_a_batch_past_its_deadline_answers_with_what_is_finished(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
     body = {"prompts": [{"max_new_tokens": 2}, {"max_new_tokens": 2000}]}
-    async with client(demo_model, engine, request_timeout_seconds="1") as http:
+    async with client(random_model, engine, request_timeout_seconds="1") as http:
         response = await http.post("/generate_batch", json=body)
     assert response.status_code == 200
     finished, late = response.json()["answers"]
@@ -73,45 +73,45 @@ async def test_a_batch_past_its_deadline_answers_with_what_is_finished(demo_mode
     assert late["elapsed_seconds"] > 0.5  # it paid for its time in the engine
 
 
-async def test_a_batch_of_which_nothing_is_finished_in_time_is_504(demo_model: Path) -> None:
+async def test_a_batch_of_which_nothing_is_finished_in_time_is_504(random_model: Path) -> None:
     engine = FakeEngine(continuous=False, step_seconds=0.05)
     body = {"prompts": [{"max_new_tokens": 2000}] * 2}
-    async with client(demo_model, engine, request_timeout_seconds="1") as http:
+    async with client(random_model, engine, request_timeout_seconds="1") as http:
         response = await http.post("/generate_batch", json=body)
     assert response.status_code == 504
 
 
 async def test_a_prompt_that_the_engine_fails_is_its_own_error_in_a_batch(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = FakeEngine(continuous=False, fail=failing(9, EngineOutOfMemoryError))
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         response = await http.post("/generate_batch", json={"prompts": [{}]})
     assert response.status_code == 200
     assert response.json()["answers"][0]["error"]["code"] == "out_of_memory"
 
 
-async def test_generate_that_the_engine_fails_is_503_with_retry_after(demo_model: Path) -> None:
+async def test_generate_that_the_engine_fails_is_503_with_retry_after(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, fail=failing(9, EngineError))
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         response = await http.post("/generate", json={})
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["error"]["code"] == "engine_error"
 
 
-async def test_an_unexpected_fault_is_an_error_without_its_traceback(demo_model: Path) -> None:
+async def test_an_unexpected_fault_is_an_error_without_its_traceback(random_model: Path) -> None:
     def fault(_: object) -> None:
         raise RuntimeError("a secret detail")
 
-    async with client(demo_model, FakeEngine(continuous=True, fail=fault)) as http:
+    async with client(random_model, FakeEngine(continuous=True, fail=fault)) as http:
         response = await http.post("/generate", json={})
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert "secret" not in response.text
 
 
-async def test_while_the_engine_starts_health_is_503_and_live_200(demo_model: Path) -> None:
+async def test_while_the_engine_starts_health_is_503_and_live_200(random_model: Path) -> None:
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -119,7 +119,7 @@ async def test_while_the_engine_starts_health_is_503_and_live_200(demo_model: Pa
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
         return service_with(FakeEngine(continuous=True))(settings)
 
-    async with client(demo_model, start) as http:
+    async with client(random_model, start) as http:
         health, live = await http.get("/health"), await http.get("/live")
         refused = await http.post("/generate", json={})
         release.set()
@@ -130,11 +130,11 @@ async def test_while_the_engine_starts_health_is_503_and_live_200(demo_model: Pa
     assert int(refused.headers["retry-after"]) > 0
 
 
-async def test_an_engine_that_does_not_start_is_said_in_health_and_live(demo_model: Path) -> None:
+async def test_an_engine_that_does_not_start_is_said_in_health_and_live(random_model: Path) -> None:
     def start(_: Settings) -> Started:
         raise SettingsError("ADAPTER_MODEL: no such model")
 
-    async with client(demo_model, start) as http:
+    async with client(random_model, start) as http:
         await asyncio.sleep(0.1)
         health, live = await http.get("/health"), await http.get("/live")
     assert (health.status_code, health.json()["status"]) == (503, "failed")
@@ -142,18 +142,18 @@ async def test_an_engine_that_does_not_start_is_said_in_health_and_live(demo_mod
     assert live.status_code == 503
 
 
-async def test_a_configured_rate_is_charged_and_said(demo_model: Path) -> None:
+async def test_a_configured_rate_is_charged_and_said(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.01)
-    async with client(demo_model, engine, gpu_usd_per_second="0.5") as http:
+    async with client(random_model, engine, gpu_usd_per_second="0.5") as http:
         answer = (await http.post("/generate", json={"max_new_tokens": 3})).json()
     assert answer["rate_source"] == "configured"
     assert answer["cost_usd"] == answer["elapsed_seconds"] * 0.5 > 0.01
 
 
-async def test_settings_limit_what_a_request_may_ask(demo_model: Path) -> None:
+async def test_settings_limit_what_a_request_may_ask(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
     async with client(
-        demo_model, engine, max_prompts="2", max_new_tokens="9", max_group_size="3"
+        random_model, engine, max_prompts="2", max_new_tokens="9", max_group_size="3"
     ) as http:
         for body, field in (
             ({"prompts": [{}] * 3}, "prompts"),
@@ -165,27 +165,27 @@ async def test_settings_limit_what_a_request_may_ask(demo_model: Path) -> None:
             assert response.json()["error"]["field"] == field
 
 
-async def test_a_cap_is_lowered_to_what_the_context_has_left(demo_model: Path) -> None:
+async def test_a_cap_is_lowered_to_what_the_context_has_left(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
     prompt = {"prompt": "word " * 2700}
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         usage = (await http.post("/generate", json=prompt | {"max_new_tokens": 1})).json()["usage"]
     context_tokens = str(usage["prompt_tokens"] + 5)
-    async with client(demo_model, engine, max_model_len=context_tokens) as http:
+    async with client(random_model, engine, max_model_len=context_tokens) as http:
         answer = (await http.post("/generate", json=prompt | {"max_new_tokens": 100})).json()
     assert answer["usage"]["completion_tokens"] == 5
 
 
-async def test_a_prompt_that_leaves_no_room_is_refused(demo_model: Path) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), max_model_len="2700") as http:
+async def test_a_prompt_that_leaves_no_room_is_refused(random_model: Path) -> None:
+    async with client(random_model, FakeEngine(continuous=True), max_model_len="2700") as http:
         response = await http.post("/generate", json={"prompt": "word " * 4000})
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "prompt_too_long"
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_batch"])
-async def test_the_document_shows_the_servers_own_maxima(demo_model: Path, path: str) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), max_new_tokens="99") as http:
+async def test_the_document_shows_the_servers_own_maxima(random_model: Path, path: str) -> None:
+    async with client(random_model, FakeEngine(continuous=True), max_new_tokens="99") as http:
         document = (await http.get("/openapi.json")).json()
     assert path in document["paths"]
     fields = document["components"]["schemas"]["GenerateRequest"]["properties"]

@@ -144,7 +144,7 @@ class Sent:
 
 
 @pytest.fixture(scope="module")
-def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of its own, whose temporary files go to a folder beside its log."""
     folder = tmp_path_factory.mktemp("bombed")
     (folder / "tmp").mkdir()
@@ -154,7 +154,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "ADAPTER_SONG_CACHE_BYTES": "0",  # what is open afterwards is a leak
         "TMPDIR": str(folder / "tmp"),
     }
-    with running_server(demo_model, folder / "server.log", settings) as server:
+    with running_server(random_model, folder / "server.log", settings) as server:
         yield server
 
 

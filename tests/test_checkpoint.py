@@ -17,27 +17,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.checkpoint import Checkpoint, load_checkpoint
-from adapter.demo_model import TINY, write_demo_model
 from adapter.errors import SettingsError
+from adapter.random_model import TINY, write_random_model
 
 RATE = 16_000
 WINDOW = 30 * RATE
 
 
 @pytest.fixture(scope="module")
-def checkpoint(demo_model: Path) -> Checkpoint:
-    return load_checkpoint(str(demo_model))
+def checkpoint(random_model: Path) -> Checkpoint:
+    return load_checkpoint(str(random_model))
 
 
 @pytest.fixture(scope="module")
-def processor(demo_model: Path) -> Any:
-    return transformers.AutoProcessor.from_pretrained(demo_model)
+def processor(random_model: Path) -> Any:
+    return transformers.AutoProcessor.from_pretrained(random_model)
 
 
 @pytest.fixture
-def copy(demo_model: Path, tmp_path: Path) -> Path:
+def copy(random_model: Path, tmp_path: Path) -> Path:
     """A checkpoint of one's own to spoil."""
-    return Path(shutil.copytree(demo_model, tmp_path / "copy"))
+    return Path(shutil.copytree(random_model, tmp_path / "copy"))
 
 
 def edit(file: Path, **values: Any) -> None:
@@ -65,8 +65,8 @@ def test_the_rest_of_the_family_has_limits_of_its_own(tmp_path: Path) -> None:
     shape = dataclasses.replace(
         TINY, architecture="AudioFlamingo3ForConditionalGeneration", max_audio_seconds=600
     )
-    write_demo_model(tmp_path / "af3", shape=shape)
-    write_demo_model(
+    write_random_model(tmp_path / "af3", shape=shape)
+    write_random_model(
         tmp_path / "next",
         shape=dataclasses.replace(TINY, max_audio_seconds=1800, context_tokens=131_072),
     )
@@ -130,8 +130,8 @@ def test_no_more_is_audible_than_the_checkpoint_hears(checkpoint: Checkpoint) ->
     assert checkpoint.num_audio_tokens(4000 * RATE) == 40 * 750
 
 
-def test_a_short_context_shortens_the_longest_clip(demo_model: Path) -> None:
-    checkpoint = load_checkpoint(str(demo_model), max_model_len=2560 + 2 + 1000)
+def test_a_short_context_shortens_the_longest_clip(random_model: Path) -> None:
+    checkpoint = load_checkpoint(str(random_model), max_model_len=2560 + 2 + 1000)
 
     assert checkpoint.context_tokens == 3562
     assert checkpoint.max_clip_seconds() == 40
@@ -144,14 +144,16 @@ def test_a_short_context_shortens_the_longest_clip(demo_model: Path) -> None:
     [(32_769, "at most 32768"), (2570, "room for audio beside 2560 tokens")],
 )
 def test_a_context_that_cannot_be_kept_stops_the_start(
-    demo_model: Path, max_model_len: int, expected: str
+    random_model: Path, max_model_len: int, expected: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"ADAPTER_MAX_MODEL_LEN={max_model_len}.*{expected}"):
-        load_checkpoint(str(demo_model), max_model_len=max_model_len)
+        load_checkpoint(str(random_model), max_model_len=max_model_len)
 
 
-def test_the_name_is_the_directorys_last(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(demo_model)
+def test_the_name_is_the_directorys_last(
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(random_model)
 
     assert load_checkpoint(".").name == "demo-model"
 
@@ -247,20 +249,20 @@ def test_a_name_that_is_no_hub_id_stops_the_start() -> None:
 
 
 def test_a_hub_model_is_read_from_its_download(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str | None]] = []
 
     def give(model: str, file: str = "", *, revision: str | None, **_: Any) -> str:
         asked.append((model, revision))
-        return str(demo_model / file)
+        return str(random_model / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", give)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", give)
 
     checkpoint = load_checkpoint("someone/flamingo", "v2")
 
-    assert (checkpoint.name, checkpoint.path) == ("someone/flamingo", str(demo_model))
+    assert (checkpoint.name, checkpoint.path) == ("someone/flamingo", str(random_model))
     assert asked == [("someone/flamingo", "v2")] * 2
 
 

@@ -24,14 +24,14 @@ BODY_HEAD = (
 
 
 @pytest.fixture(scope="module")
-def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("connections") / "log"
     settings = {
         "FAKE_HEAD_SECONDS": str(HEAD_SECONDS),
         "FAKE_READ_SECONDS": str(READ_SECONDS),
         "ADAPTER_BODY_TIMEOUT_SECONDS": "3",
     }
-    with fake_server(demo_model, log, **settings) as running:
+    with fake_server(random_model, log, **settings) as running:
         yield running
 
 
@@ -187,10 +187,10 @@ def test_beside_thousands_of_connections_health_and_prompts_are_answered(server:
 
 
 def test_behind_a_proxy_that_strips_a_prefix_the_page_finds_its_document(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
     command = ("--root-path", "/music")
-    with fake_server(demo_model, tmp_path / "log", *command, ADAPTER_API_KEYS="a:b") as running:
+    with fake_server(random_model, tmp_path / "log", *command, ADAPTER_API_KEYS="a:b") as running:
         assert "/music/openapi.json" in running.get("/docs").text
         assert running.get("/openapi.json").json()["servers"] == [{"url": "/music"}]
         assert running.get("/health").status_code == 200

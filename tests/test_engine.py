@@ -16,8 +16,8 @@ from adapter.settings import load_settings
 
 
 @pytest.fixture(scope="module")
-def checkpoint(demo_model: Path) -> Checkpoint:
-    return load_checkpoint(str(demo_model))
+def checkpoint(random_model: Path) -> Checkpoint:
+    return load_checkpoint(str(random_model))
 
 
 @pytest.fixture

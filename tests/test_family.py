@@ -16,7 +16,7 @@ import torch
 
 from adapter.api import create_app
 from adapter.audio import Song, cut
-from adapter.demo_model import write_demo_model
+from adapter.random_model import write_random_model
 from adapter.request import SAMPLING_RATE
 from adapter.settings import load_settings
 from tests.family import FAMILY, Member
@@ -41,7 +41,7 @@ def member(name: str) -> Member:
 @pytest.fixture(scope="module")
 def model(name: str, member: Member, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("family") / name
-    write_demo_model(directory, shape=member.shape)
+    write_random_model(directory, shape=member.shape)
     return directory
 
 
@@ -149,7 +149,7 @@ async def test_a_song_past_the_limit_is_answered_as_hugging_face_hears_it(
 ) -> None:
     """Hugging Face's processor cuts at the checkpoint's limit by itself: 600 s here."""
     model = tmp_path / "audio-flamingo-3"
-    write_demo_model(model, shape=FAMILY["audio-flamingo-3"].shape)
+    write_random_model(model, shape=FAMILY["audio-flamingo-3"].shape)
     samples = song(640.0, seed=70)
     reference = Reference(model)
     heard = as_16_bit(samples).astype(np.float32) / 32_768
@@ -173,7 +173,7 @@ async def test_a_think_checkpoints_reasoning_stands_apart_from_its_response(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "music-flamingo-think"
-    write_demo_model(model, shape=FAMILY["music-flamingo-think"].shape)
+    write_random_model(model, shape=FAMILY["music-flamingo-think"].shape)
     reference = Reference(model)
     thought, answered = 0, 0
     async with serving(model) as http:

@@ -18,8 +18,8 @@ BOMB = to_grammar({"type": "string", "pattern": "^((((a{0,99}b){0,99}c){0,99}d){
 
 
 @pytest_asyncio.fixture
-async def pool(demo_model: Path) -> AsyncIterator[GrammarPool]:
-    checkpoint = load_checkpoint(str(demo_model))
+async def pool(random_model: Path) -> AsyncIterator[GrammarPool]:
+    checkpoint = load_checkpoint(str(random_model))
     pool = GrammarPool(checkpoint.path, checkpoint.vocab_size, timeout_seconds=5)
     yield pool
     await pool.close()

@@ -56,10 +56,12 @@ async def kept(replies: Replies, name: str, body: bytes = b"{}") -> bool:
     return (await ask(replies, making, key=("", name)))[1]
 
 
-async def test_the_second_request_gets_the_first_answer_and_costs_nothing(demo_model: Path) -> None:
+async def test_the_second_request_gets_the_first_answer_and_costs_nothing(
+    random_model: Path,
+) -> None:
     engine = FakeEngine(continuous=True)
     body = {"prompts": [{"prompt": "a", "max_new_tokens": 2}, {"prompt": "b"}]}
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         first = await http.post("/generate_batch", json=body, headers=KEY)
         second = await http.post("/generate_batch", json=body, headers=KEY)
         billed = (await http.get("/metrics")).text
@@ -72,19 +74,19 @@ async def test_the_second_request_gets_the_first_answer_and_costs_nothing(demo_m
     assert 'adapter_prompts_total{outcome="answered"} 2.0' in billed
 
 
-async def test_without_a_key_every_request_is_answered_anew(demo_model: Path) -> None:
+async def test_without_a_key_every_request_is_answered_anew(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         for _ in range(2):
             await http.post("/generate", json={"max_new_tokens": 2})
     assert len(engine.calls) == 2
 
 
 async def test_a_request_that_comes_while_the_first_runs_waits_for_its_answer(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         asking = [
             asyncio.create_task(http.post("/generate", json={"max_new_tokens": 5}, headers=KEY))
             for _ in range(3)
@@ -95,9 +97,9 @@ async def test_a_request_that_comes_while_the_first_runs_waits_for_its_answer(
     assert sum("idempotency-replayed" in answer.headers for answer in answers) == 2
 
 
-async def test_the_key_with_another_request_is_422(demo_model: Path) -> None:
+async def test_the_key_with_another_request_is_422(random_model: Path) -> None:
     other = [("/generate", {"prompt": "other"}), ("/generate_batch", {"prompts": [{}]})]
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         await http.post("/generate", json={}, headers=KEY)
         responses = [await http.post(path, json=body, headers=KEY) for path, body in other]
     for response in responses:
@@ -106,10 +108,10 @@ async def test_the_key_with_another_request_is_422(demo_model: Path) -> None:
         assert (error["code"], error["field"]) == ("idempotency_mismatch", "Idempotency-Key")
 
 
-async def test_a_key_that_is_none_is_422(demo_model: Path) -> None:
+async def test_a_key_that_is_none_is_422(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
     bad = [[key] for key in (b"", b"x" * 256, b"caf\xe9", b"tab\there")]
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         responses = [
             await http.post(
                 "/generate", json={}, headers=[(b"Idempotency-Key", key) for key in sent]
@@ -122,7 +124,7 @@ async def test_a_key_that_is_none_is_422(demo_model: Path) -> None:
     assert engine.calls == []
 
 
-async def test_an_upload_counts_by_its_bytes_not_by_its_boundary(demo_model: Path) -> None:
+async def test_an_upload_counts_by_its_bytes_not_by_its_boundary(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
     songs = [encode(melody(seconds), "wav-16") for seconds in (1.0, 2.0)]
 
@@ -130,7 +132,7 @@ async def test_an_upload_counts_by_its_bytes_not_by_its_boundary(demo_model: Pat
         files = {"request": (None, '{"max_new_tokens": 2}'), "audio": ("song.wav", song)}
         return await http.post("/generate", files=files, headers=KEY)
 
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         first, again, other = [await send(http, songs[i]) for i in (0, 0, 1)]
     assert first.status_code == 200, first.text
     assert again.content == first.content
@@ -138,9 +140,9 @@ async def test_an_upload_counts_by_its_bytes_not_by_its_boundary(demo_model: Pat
     assert len(engine.calls) == 1
 
 
-async def test_a_refusal_is_kept_and_a_failure_is_tried_anew(demo_model: Path) -> None:
+async def test_a_refusal_is_kept_and_a_failure_is_tried_anew(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, fail=failing(2, EngineError))
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         failed = await http.post("/generate", json={}, headers=KEY)
         answered = await http.post("/generate", json={}, headers=KEY)
         refused = [

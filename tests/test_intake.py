@@ -87,10 +87,10 @@ async def drip() -> AsyncIterator[bytes]:
 
 
 async def test_a_slow_body_is_answered_with_408_and_the_connection_closed(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, body_timeout_seconds="0.3") as http:
+    async with client(random_model, engine, body_timeout_seconds="0.3") as http:
         headers = {"Content-Type": "application/json"}
         response = await http.post("/generate", content=drip(), headers=headers)
     assert response.status_code == 408
@@ -99,10 +99,10 @@ async def test_a_slow_body_is_answered_with_408_and_the_connection_closed(
 
 
 async def test_a_body_that_never_fits_the_room_is_413_and_leaves_it_as_it_was(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, max_bodies_bytes="1KiB") as http:
+    async with client(random_model, engine, max_bodies_bytes="1KiB") as http:
         large = await http.post("/generate", json={"prompt": "a" * 2000})
         for _ in range(20):
             assert (await http.post("/generate", json={"prompt": "a" * 200})).status_code == 200

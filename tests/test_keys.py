@@ -104,9 +104,9 @@ def test_a_song_can_be_forgotten_with_its_request(clients: Keys) -> None:
     ],
 )
 async def test_without_a_key_every_other_route_is_closed(
-    demo_model: Path, method: str, path: str
+    random_model: Path, method: str, path: str
 ) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+    async with client(random_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
         response = await http.request(method, path, json={} if method == "POST" else None)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -114,13 +114,13 @@ async def test_without_a_key_every_other_route_is_closed(
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/docs", "/openapi.json"])
-async def test_what_the_contract_leaves_open_is_open(demo_model: Path, path: str) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+async def test_what_the_contract_leaves_open_is_open(random_model: Path, path: str) -> None:
+    async with client(random_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
         assert (await http.get(path)).status_code == 200
 
 
-async def test_a_key_opens_the_routes(demo_model: Path) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+async def test_a_key_opens_the_routes(random_model: Path) -> None:
+    async with client(random_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
         for path in ("/generate", "/generate_batch"):
             body = {"prompts": [{}]} if path == "/generate_batch" else {}
             assert (await http.post(path, json=body, headers=bearer(BOB))).status_code == 200
@@ -128,8 +128,8 @@ async def test_a_key_opens_the_routes(demo_model: Path) -> None:
         assert (await http.get("/nothing-here", headers=bearer(ANN))).status_code == 404
 
 
-async def test_the_document_says_which_routes_want_a_key(demo_model: Path) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+async def test_the_document_says_which_routes_want_a_key(random_model: Path) -> None:
+    async with client(random_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
         document = (await http.get("/openapi.json")).json()
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert document["paths"]["/generate"]["post"]["security"] == [{"key": []}]
@@ -137,9 +137,9 @@ async def test_the_document_says_which_routes_want_a_key(demo_model: Path) -> No
 
 
 async def test_the_log_has_the_name_and_never_the_key(
-    demo_model: Path, caplog: pytest.LogCaptureFixture
+    random_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with client(demo_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
+    async with client(random_model, FakeEngine(continuous=True), api_keys=PAIRS) as http:
         caplog.set_level("DEBUG")
         await http.post("/generate", json={}, headers=bearer(BOB))
         await http.post("/generate", json={}, headers=bearer("a-wrong-key"))
@@ -147,9 +147,9 @@ async def test_the_log_has_the_name_and_never_the_key(
     assert BOB not in caplog.text and "a-wrong-key" not in caplog.text
 
 
-async def test_the_same_idempotency_key_of_two_clients_is_two_requests(demo_model: Path) -> None:
+async def test_the_same_idempotency_key_of_two_clients_is_two_requests(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, api_keys=PAIRS) as http:
+    async with client(random_model, engine, api_keys=PAIRS) as http:
         first = await ask(http, ANN, "one")
         other = await ask(http, BOB, "one")
         again = await ask(http, ANN, "one")
@@ -164,9 +164,9 @@ async def ask(http: httpx.AsyncClient, key: str, idempotency_key: str) -> httpx.
     return await http.post("/generate", json={"max_new_tokens": 1}, headers=headers)
 
 
-async def test_only_the_keys_that_are_named_read_the_metrics_of_all(demo_model: Path) -> None:
+async def test_only_the_keys_that_are_named_read_the_metrics_of_all(random_model: Path) -> None:
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, api_keys=PAIRS, metrics_keys="ann") as http:
+    async with client(random_model, engine, api_keys=PAIRS, metrics_keys="ann") as http:
         assert (await http.get("/metrics", headers=bearer(ANN))).status_code == 200
         refused = await http.get("/metrics", headers=bearer(BOB))
     assert refused.status_code == 403
@@ -174,11 +174,11 @@ async def test_only_the_keys_that_are_named_read_the_metrics_of_all(demo_model: 
 
 
 async def test_a_client_that_sends_a_thousand_replies_drives_out_its_own_alone(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Replies.__init__, "__kwdefaults__", REPLIES | {"max_replies": 3})
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, api_keys=PAIRS) as http:
+    async with client(random_model, engine, api_keys=PAIRS) as http:
         await ask(http, ANN, "anns")
         for number in range(5):
             await ask(http, BOB, str(number))
@@ -186,11 +186,11 @@ async def test_a_client_that_sends_a_thousand_replies_drives_out_its_own_alone(
         assert "idempotency-replayed" not in (await ask(http, BOB, "0")).headers
 
 
-async def test_there_are_no_websockets(demo_model: Path) -> None:
+async def test_there_are_no_websockets(random_model: Path) -> None:
     """Nobody checked a key of one, and uvicorn would log its headers."""
     sent: list[Message] = []
     app = create_app(
-        load_settings({"ADAPTER_MODEL": str(demo_model), "ADAPTER_USAGE_DB": ""}),
+        load_settings({"ADAPTER_MODEL": str(random_model), "ADAPTER_USAGE_DB": ""}),
         start=service_with(FakeEngine(continuous=True)),
     )
 
@@ -204,14 +204,16 @@ async def test_there_are_no_websockets(demo_model: Path) -> None:
     assert sent == [{"type": "websocket.close"}]
 
 
-async def test_a_page_of_another_origin_may_call_only_where_it_is_allowed(demo_model: Path) -> None:
+async def test_a_page_of_another_origin_may_call_only_where_it_is_allowed(
+    random_model: Path,
+) -> None:
     preflight = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
     engine = FakeEngine(continuous=True)
-    async with client(demo_model, engine, api_keys=PAIRS) as http:
+    async with client(random_model, engine, api_keys=PAIRS) as http:
         response = await http.options("/generate", headers=preflight)
         assert "access-control-allow-origin" not in response.headers
     allowed = {"allowed_origins": "https://app.example.com"}
-    async with client(demo_model, engine, api_keys=PAIRS, **allowed) as http:
+    async with client(random_model, engine, api_keys=PAIRS, **allowed) as http:
         response = await http.options("/generate", headers=preflight)
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "https://app.example.com"

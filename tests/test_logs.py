@@ -49,11 +49,11 @@ def lines(text: io.StringIO, logger: str = "adapter.logs") -> list[dict[str, Any
     return [entry for entry in entries if entry["logger"] == logger]
 
 
-async def test_a_request_is_one_line_with_its_numbers(demo_model: Path) -> None:
+async def test_a_request_is_one_line_with_its_numbers(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.01)
     body = {"prompts": [{"max_new_tokens": 2}, {"max_new_tokens": 4}]}
     with logged("json", "info") as text:
-        async with client(demo_model, engine) as http:
+        async with client(random_model, engine) as http:
             response = await http.post("/generate_batch", json=body)
             await http.get("/health")
             await http.get("/metrics")
@@ -72,19 +72,19 @@ async def test_a_request_is_one_line_with_its_numbers(demo_model: Path) -> None:
     ("sections", "num_prompts"), [(None, 13), (["mood_tags", "lyric_transcription"], 2)]
 )
 async def test_a_report_counts_its_sections_also_where_its_song_is_none(
-    demo_model: Path, sections: list[str] | None, num_prompts: int
+    random_model: Path, sections: list[str] | None, num_prompts: int
 ) -> None:
     body = {"audio": "bm90IGEgc29uZw==", "sections": sections}
     with logged("json", "info") as text:
-        async with client(demo_model, FakeEngine(continuous=True)) as http:
+        async with client(random_model, FakeEngine(continuous=True)) as http:
             await http.post("/full_report", json=body)
     (line,) = lines(text)
     assert line["prompts"] == num_prompts
 
 
-async def test_as_text_the_line_is_pairs(demo_model: Path) -> None:
+async def test_as_text_the_line_is_pairs(random_model: Path) -> None:
     with logged() as text:
-        async with client(demo_model, FakeEngine(continuous=True)) as http:
+        async with client(random_model, FakeEngine(continuous=True)) as http:
             await http.post("/generate", json={}, headers={"X-Request-Id": 'a="b"'})
     (line,) = [line for line in text.getvalue().splitlines() if "route=/generate" in line]
     assert " INFO adapter.logs: request " in line
@@ -95,7 +95,7 @@ async def test_as_text_the_line_is_pairs(demo_model: Path) -> None:
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("fault", [None, RuntimeError, EngineError, EngineOutOfMemoryError])
 async def test_nothing_of_what_was_asked_is_logged(
-    demo_model: Path, log_format: logs.LogFormat, fault: type[Exception] | None
+    random_model: Path, log_format: logs.LogFormat, fault: type[Exception] | None
 ) -> None:
     def fail(_: object) -> None:
         if fault is RuntimeError:
@@ -120,7 +120,7 @@ async def test_nothing_of_what_was_asked_is_logged(
         {"prompt": "x" * 25_000 + SECRET},
     ]
     with logged(log_format) as text:
-        async with client(demo_model, FakeEngine(continuous=False, fail=fail)) as http:
+        async with client(random_model, FakeEngine(continuous=False, fail=fail)) as http:
             for number, body in enumerate(bodies):
                 headers = secrets | {"Idempotency-Key": f"{SECRET}{number}"}
                 await http.post(f"/generate?token={SECRET}", json=body, headers=headers)
@@ -134,7 +134,7 @@ async def test_nothing_of_what_was_asked_is_logged(
     assert SECRET not in text.getvalue()
 
 
-async def test_a_fault_is_logged_with_the_place_but_not_the_message(demo_model: Path) -> None:
+async def test_a_fault_is_logged_with_the_place_but_not_the_message(random_model: Path) -> None:
     def fail(_: object) -> None:
         try:
             raise KeyError(SECRET)
@@ -142,7 +142,7 @@ async def test_a_fault_is_logged_with_the_place_but_not_the_message(demo_model: 
             raise RuntimeError(SECRET) from error
 
     with logged("json") as text:
-        async with client(demo_model, FakeEngine(continuous=True, fail=fail)) as http:
+        async with client(random_model, FakeEngine(continuous=True, fail=fail)) as http:
             response = await http.post("/generate", json={})
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
@@ -154,11 +154,11 @@ async def test_a_fault_is_logged_with_the_place_but_not_the_message(demo_model: 
 
 
 def test_under_uvicorns_own_command_no_secret_is_logged_either(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
     settings = {"ADAPTER_ENGINE": "transformers", "ADAPTER_LOG_LEVEL": "debug"}
     command = [sys.executable, "-m", "uvicorn", "adapter.api:app"]
-    with running_server(demo_model, tmp_path / "log", settings, command) as server:
+    with running_server(random_model, tmp_path / "log", settings, command) as server:
         url = f"http://127.0.0.1:9/{SECRET}?sig={SECRET}"
         for body in ({"prompt": SECRET, "max_new_tokens": 2}, {"audio_url": url}):
             httpx.post(
@@ -172,18 +172,18 @@ def test_under_uvicorns_own_command_no_secret_is_logged_either(
     assert SECRET not in written
 
 
-async def test_a_sane_request_id_is_sent_back_whatever_the_answer(demo_model: Path) -> None:
+async def test_a_sane_request_id_is_sent_back_whatever_the_answer(random_model: Path) -> None:
     body = {"max_new_tokens": 2}
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         for path in ("/generate", "/generate_batch", "/health", "/nowhere", "/live"):
             for sent in ("a", "!" + "~" * 127, "01J-trace.id/7"):
                 response = await http.post(path, json=body, headers={"X-Request-Id": sent})
                 assert response.headers.get_list("x-request-id") == [sent]
 
 
-async def test_another_one_is_replaced(demo_model: Path) -> None:
+async def test_another_one_is_replaced(random_model: Path) -> None:
     bad = [[one] for one in (b"", b"two words", b"x" * 129, b"caf\xe9", b"tab\there")]
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         responses = [
             await http.get("/live", headers=[(b"X-Request-Id", one) for one in sent])
             for sent in [*bad, [b"sent", b"twice"]]
@@ -193,23 +193,23 @@ async def test_another_one_is_replaced(demo_model: Path) -> None:
     assert all(len(one) == 32 and one.isalnum() for one in made)
 
 
-async def test_the_record_is_the_requests_own_and_gone_after_it(demo_model: Path) -> None:
+async def test_the_record_is_the_requests_own_and_gone_after_it(random_model: Path) -> None:
     seen: list[str | None] = []
 
     def note(_: object) -> None:
         record = current_request()
         seen.append(record and record.id)
 
-    async with client(demo_model, FakeEngine(continuous=True, fail=note)) as http:
+    async with client(random_model, FakeEngine(continuous=True, fail=note)) as http:
         for name in ("one", "two"):
             await http.post("/generate", json={}, headers={"X-Request-Id": name})
     assert seen == ["one", "two"]
     assert current_request() is None
 
 
-async def test_a_replayed_answer_is_said_to_be_one_and_costs_nothing(demo_model: Path) -> None:
+async def test_a_replayed_answer_is_said_to_be_one_and_costs_nothing(random_model: Path) -> None:
     with logged("json") as text:
-        async with client(demo_model, FakeEngine(continuous=True, step_seconds=0.01)) as http:
+        async with client(random_model, FakeEngine(continuous=True, step_seconds=0.01)) as http:
             for _ in range(2):
                 await http.post(
                     "/generate", json={"max_new_tokens": 2}, headers={"Idempotency-Key": "k"}

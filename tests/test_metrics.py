@@ -45,9 +45,9 @@ def own(metrics: Metrics) -> Samples:
     return samples(metrics.expose("")[0].decode())
 
 
-async def test_billed_seconds_over_all_outcomes_are_the_busy_seconds(demo_model: Path) -> None:
+async def test_billed_seconds_over_all_outcomes_are_the_busy_seconds(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.01)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         batch = {"prompts": [{"max_new_tokens": n} for n in (1, 3, 7)]}
         answers = await asyncio.gather(*(http.post("/generate_batch", json=batch) for _ in "abc"))
         found = await scrape(http)
@@ -57,10 +57,10 @@ async def test_billed_seconds_over_all_outcomes_are_the_busy_seconds(demo_model:
     assert billed > 0.05
 
 
-async def test_what_was_cut_off_by_deadline_or_client_is_in_the_sum(demo_model: Path) -> None:
+async def test_what_was_cut_off_by_deadline_or_client_is_in_the_sum(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
     batch = {"prompts": [{"max_new_tokens": 2}, {"max_new_tokens": 2000}]}
-    async with client(demo_model, engine, request_timeout_seconds="1") as http:
+    async with client(random_model, engine, request_timeout_seconds="1") as http:
         await http.post("/generate_batch", json=batch)
         await http.post("/generate", json={"max_new_tokens": 2000})
         leaving = asyncio.create_task(http.post("/generate", json={"max_new_tokens": 2000}))
@@ -77,8 +77,8 @@ async def test_what_was_cut_off_by_deadline_or_client_is_in_the_sum(demo_model: 
     assert prompts == {"answered": 1, "failed": 0, "aborted": 1, "deadline_exceeded": 2}
 
 
-async def test_requests_count_by_route_and_status_never_by_path(demo_model: Path) -> None:
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+async def test_requests_count_by_route_and_status_never_by_path(random_model: Path) -> None:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         await http.post("/generate", json={})
         await http.post("/generate", json={"top_p": 7})
         await http.post("/generate_batch", json={"prompts": [{}, {}]})
@@ -98,19 +98,19 @@ async def test_requests_count_by_route_and_status_never_by_path(demo_model: Path
     assert found["adapter_queue_seconds_count", ()] == 3
 
 
-async def test_an_error_within_a_batch_counts_by_its_code(demo_model: Path) -> None:
+async def test_an_error_within_a_batch_counts_by_its_code(random_model: Path) -> None:
     body = {"prompts": [{}, {"start_seconds": 5, "audio": "bm8gYXVkaW8="}]}
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         response = await http.post("/generate_batch", json=body)
         found = await scrape(http)
     code = response.json()["answers"][1]["error"]["code"]
     assert found["adapter_errors_total", (("code", code),)] == 1
 
 
-async def test_the_song_counts_once_and_what_each_prompt_heard(demo_model: Path) -> None:
+async def test_the_song_counts_once_and_what_each_prompt_heard(random_model: Path) -> None:
     song = encode(melody(4.0), "wav-16")
     request = '{"prompts": [{"end_seconds": 1}, {"start_seconds": 2}]}'
-    async with client(demo_model, FakeEngine(continuous=True)) as http:
+    async with client(random_model, FakeEngine(continuous=True)) as http:
         files = {"request": (None, request), "audio": ("song.wav", song)}
         response = await http.post("/generate_batch", files=files)
         found = await scrape(http)
@@ -119,9 +119,9 @@ async def test_the_song_counts_once_and_what_each_prompt_heard(demo_model: Path)
     assert total(found, "adapter_heard_seconds_total") == pytest.approx(3.0, abs=0.01)
 
 
-async def test_while_prompts_are_inside_they_run_and_the_rest_wait(demo_model: Path) -> None:
+async def test_while_prompts_are_inside_they_run_and_the_rest_wait(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
-    async with client(demo_model, engine, max_num_seqs="2") as http:
+    async with client(random_model, engine, max_num_seqs="2") as http:
         body = {"prompts": [{"max_new_tokens": 10}] * 5}
         asking = asyncio.create_task(http.post("/generate_batch", json=body))
         await asyncio.sleep(0.25)

@@ -14,7 +14,7 @@ from transformers import AutoProcessor, MusicFlamingoConfig
 from transformers.models.musicflamingo import modeling_musicflamingo as reference
 
 from adapter import music_flamingo, plugin
-from adapter.demo_model import TINY, Architecture, write_demo_model
+from adapter.random_model import TINY, Architecture, write_random_model
 from tests.test_real_shape import NAMINGS
 
 REAL_WIDTH = 1280
@@ -120,11 +120,11 @@ def test_layer_names_of_quantisation_and_lora_are_mapped_too() -> None:
 
 
 @pytest.fixture(scope="module")
-def model_config(demo_model: Path) -> Any:
+def model_config(random_model: Path) -> Any:
     from vllm.config import ModelConfig
 
     plugin.check_registered("MusicFlamingoForConditionalGeneration")
-    return ModelConfig(model=str(demo_model), dtype="float32", max_model_len=8192)
+    return ModelConfig(model=str(random_model), dtype="float32", max_model_len=8192)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +135,8 @@ def processor(model_config: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def hf_processor(demo_model: Path) -> Any:
-    return AutoProcessor.from_pretrained(demo_model)
+def hf_processor(random_model: Path) -> Any:
+    return AutoProcessor.from_pretrained(random_model)
 
 
 def noise(num_samples: int) -> npt.NDArray[np.float32]:
@@ -251,8 +251,8 @@ def load_pair(directory: Path, architecture: str) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(demo_model: Path, parallel_state: None) -> Pair:  # noqa: ARG001
-    return load_pair(demo_model, "MusicFlamingoForConditionalGeneration")
+def pair(random_model: Path, parallel_state: None) -> Pair:  # noqa: ARG001
+    return load_pair(random_model, "MusicFlamingoForConditionalGeneration")
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
@@ -346,7 +346,7 @@ def test_audio_flamingo_3_loads_what_transformers_saved_and_embeds_as_the_refere
     """vLLM's own class stops at `language_model.model.model.*`; the registered one does not."""
     architecture: Architecture = "AudioFlamingo3ForConditionalGeneration"
     shape = dataclasses.replace(TINY, architecture=architecture, max_audio_seconds=600)
-    write_demo_model(tmp_path / "model", shape=shape)
+    write_random_model(tmp_path / "model", shape=shape)
     pair = load_pair(tmp_path / "model", architecture)
     saved = load_file(tmp_path / "model" / "model.safetensors")
     assert any(name.startswith("language_model.model.model.") for name in saved)

@@ -14,9 +14,9 @@ PAGE = Path(__file__).parents[1] / "adapter" / "page"
 
 
 @pytest.fixture
-def app(demo_model: Path) -> FastAPI:
+def app(random_model: Path) -> FastAPI:
     """The whole application, its engine not started; it wants API keys."""
-    variables = {"MODEL": str(demo_model), "USAGE_DB": "", "API_KEYS": "team:a-long-secret-key-0"}
+    variables = {"MODEL": str(random_model), "USAGE_DB": "", "API_KEYS": "team:a-long-secret-key-0"}
     return create_app(
         load_settings({f"ADAPTER_{name}": value for name, value in variables.items()})
     )

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adapter.checkpoint import Checkpoint, load_checkpoint
-from adapter.demo_model import SPECIAL_TOKENS
 from adapter.errors import SettingsError
 from adapter.prompting import Prompter
+from adapter.random_model import SPECIAL_TOKENS
 
 SECOND = np.zeros(16_000, dtype=np.float32)
 TEXTS = st.text(
@@ -22,8 +22,8 @@ TEXTS = st.text(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(demo_model: Path) -> Checkpoint:
-    return load_checkpoint(str(demo_model))
+def checkpoint(random_model: Path) -> Checkpoint:
+    return load_checkpoint(str(random_model))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def prompter(checkpoint: Checkpoint) -> Prompter:
 
 
 @pytest.fixture(scope="module")
-def processor(demo_model: Path) -> Any:
-    return transformers.AutoProcessor.from_pretrained(demo_model)
+def processor(random_model: Path) -> Any:
+    return transformers.AutoProcessor.from_pretrained(random_model)
 
 
 def own_ids(processor: Any, text: str, samples: np.ndarray | None = None) -> list[int]:
@@ -146,10 +146,12 @@ def write_template(source: Path, directory: Path, template: str | None) -> Promp
 
 @pytest.mark.parametrize("text", [" trimmed \n", "\t", "<sound> is text"])
 def test_what_the_template_does_to_a_text_is_respected(
-    demo_model: Path, tmp_path: Path, text: str
+    random_model: Path, tmp_path: Path, text: str
 ) -> None:
-    template = (demo_model / "chat_template.jinja").read_text()
-    prompter = write_template(demo_model, tmp_path, template.replace("part.text", "part.text|trim"))
+    template = (random_model / "chat_template.jinja").read_text()
+    prompter = write_template(
+        random_model, tmp_path, template.replace("part.text", "part.text|trim")
+    )
 
     trimmed = prompter.encode(text, with_audio=True)
 
@@ -165,7 +167,7 @@ def test_what_the_template_does_to_a_text_is_respected(
     ],
 )
 def test_a_template_that_cannot_be_followed_stops_the_start(
-    demo_model: Path, tmp_path: Path, template: str | None, reason: str
+    random_model: Path, tmp_path: Path, template: str | None, reason: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"chat template cannot be followed.*{reason}"):
-        write_template(demo_model, tmp_path, template)
+        write_template(random_model, tmp_path, template)

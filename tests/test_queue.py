@@ -15,11 +15,11 @@ both = pytest.mark.parametrize("continuous", [True, False], ids=["continuous", "
 
 @both
 async def test_three_hundred_prompts_against_a_queue_of_64_are_answered_or_refused(
-    demo_model: Path, continuous: bool
+    random_model: Path, continuous: bool
 ) -> None:
     engine = FakeEngine(continuous=continuous, step_seconds=0.002)
     body = {"prompts": [{"max_new_tokens": 4}] * 10}
-    async with client(demo_model, engine, max_num_seqs="8", max_queued="64") as http:
+    async with client(random_model, engine, max_num_seqs="8", max_queued="64") as http:
         responses = await asyncio.gather(
             *(http.post("/generate_batch", json=body) for _ in range(30))
         )
@@ -37,11 +37,11 @@ async def test_three_hundred_prompts_against_a_queue_of_64_are_answered_or_refus
 
 @both
 async def test_a_single_prompt_waits_less_than_a_quarter_of_a_big_batchs_time(
-    demo_model: Path, continuous: bool
+    random_model: Path, continuous: bool
 ) -> None:
     engine = FakeEngine(continuous=continuous, step_seconds=0.01)
     big = {"prompts": [{"max_new_tokens": 10}] * 64, "group_size": 4}
-    async with client(demo_model, engine, max_num_seqs="4") as http:
+    async with client(random_model, engine, max_num_seqs="4") as http:
         batch = asyncio.create_task(http.post("/generate_batch", json=big))
         await until_busy(engine)
         single = (await http.post("/generate", json={"max_new_tokens": 10})).json()
@@ -49,9 +49,9 @@ async def test_a_single_prompt_waits_less_than_a_quarter_of_a_big_batchs_time(
     assert single["timings"]["queue_seconds"] < wall_seconds / 4
 
 
-async def test_a_full_queue_refuses_before_the_song_is_touched(demo_model: Path) -> None:
+async def test_a_full_queue_refuses_before_the_song_is_touched(random_model: Path) -> None:
     engine = FakeEngine(continuous=True, step_seconds=0.05)
-    async with client(demo_model, engine, max_num_seqs="1", max_queued="1") as http:
+    async with client(random_model, engine, max_num_seqs="1", max_queued="1") as http:
         waiting = asyncio.create_task(
             http.post("/generate_batch", json={"prompts": [{"max_new_tokens": 20}] * 2})
         )
@@ -62,10 +62,10 @@ async def test_a_full_queue_refuses_before_the_song_is_touched(demo_model: Path)
     assert response.status_code == 503
 
 
-async def test_waiting_is_reported_and_not_billed(demo_model: Path) -> None:
+async def test_waiting_is_reported_and_not_billed(random_model: Path) -> None:
     engine = FakeEngine(continuous=False, step_seconds=0.02)
     body = {"max_new_tokens": 10}
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         first, second = await asyncio.gather(*(ask(http, body) for _ in range(2)))
     assert second["timings"]["queue_seconds"] > 0.15
     assert second["elapsed_seconds"] == pytest.approx(first["elapsed_seconds"], rel=0.5)

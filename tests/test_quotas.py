@@ -100,11 +100,11 @@ def test_a_key_has_no_more_bodies_on_their_way_than_it_may_have_prompts() -> Non
         pass
 
 
-async def test_a_refusal_that_passes_is_not_kept_for_an_idempotency_key(demo_model: Path) -> None:
+async def test_a_refusal_that_passes_is_not_kept_for_an_idempotency_key(random_model: Path) -> None:
     settings = {"api_keys": "ann:key-1", "key_max_prompts": "1"}
     headers = AUTHORIZATION | {"Idempotency-Key": "one"}
     engine = FakeEngine(continuous=True, step_seconds=0.05)
-    async with client(demo_model, engine, **settings) as http:
+    async with client(random_model, engine, **settings) as http:
         auth = {"Authorization": "Bearer key-1"}
         other = asyncio.create_task(
             http.post("/generate", json={"max_new_tokens": 9}, headers=auth)
@@ -117,10 +117,10 @@ async def test_a_refusal_that_passes_is_not_kept_for_an_idempotency_key(demo_mod
     assert again.status_code == 200
 
 
-async def test_a_key_past_its_limit_gets_429_and_others_are_answered(demo_model: Path) -> None:
+async def test_a_key_past_its_limit_gets_429_and_others_are_answered(random_model: Path) -> None:
     settings = {"api_keys": "ann:key-1,bob:key-2", "key_max_prompts": "2"}
     body = {"prompts": [{"max_new_tokens": 1}] * 3}
-    async with client(demo_model, FakeEngine(continuous=True), **settings) as http:
+    async with client(random_model, FakeEngine(continuous=True), **settings) as http:
         refused = await http.post(
             "/generate_batch", json=body, headers={"Authorization": "Bearer key-1"}
         )
@@ -132,7 +132,7 @@ async def test_a_key_past_its_limit_gets_429_and_others_are_answered(demo_model:
 
 
 async def test_the_day_of_a_key_is_counted_over_restarts_by_the_usage_log(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
     settings = {
         "api_keys": "ann:key-1",
@@ -143,7 +143,7 @@ async def test_the_day_of_a_key_is_counted_over_restarts_by_the_usage_log(
     statuses = []
     for _ in range(2):
         engine = FakeEngine(continuous=True, step_seconds=0.02)
-        async with client(demo_model, engine, **settings) as http:
+        async with client(random_model, engine, **settings) as http:
             sent = await http.post("/generate", json={"max_new_tokens": 5}, headers=headers)
             statuses.append(sent.status_code)
     assert statuses == [200, 429]

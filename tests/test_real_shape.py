@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from adapter.checkpoint import load_checkpoint
-from adapter.demo_model import TINY, Architecture, DemoShape, write_demo_model
+from adapter.random_model import TINY, Architecture, ModelShape, write_random_model
 from adapter.transformers_engine import TransformersEngine
 
 REAL_LAYERS = dataclasses.replace(TINY, encoder_layers=32, num_layers=28)
@@ -55,7 +55,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A narrow checkpoint of 32 and 28 layers, as transformers saves it."""
     directory = tmp_path_factory.mktemp("real-layers") / "saved"
     shape = dataclasses.replace(REAL_LAYERS, architecture=request.param)
-    write_demo_model(directory, shape=shape)
+    write_random_model(directory, shape=shape)
     return directory
 
 
@@ -189,7 +189,7 @@ def test_a_weight_that_vllm_does_not_know_does_not_load(
 # The real widths
 
 
-REAL = DemoShape(
+REAL = ModelShape(
     encoder_layers=32,
     encoder_hidden_size=1280,
     encoder_heads=20,
@@ -207,7 +207,7 @@ STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def real_config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the real configuration, the demo's tokenizer, and no weights."""
-    from adapter.demo_model import build_config, build_processor, build_tokenizer
+    from adapter.random_model import build_config, build_processor, build_tokenizer
 
     directory = tmp_path_factory.mktemp("real-widths") / "model"
     shape = dataclasses.replace(REAL, architecture=request.param)

@@ -117,9 +117,9 @@ async def answer(model: Path, text: str, path: str = "/generate", **body: Any) -
 
 
 @pytest.fixture
-def opening_model(demo_model: Path, tmp_path: Path) -> Path:
+def opening_model(random_model: Path, tmp_path: Path) -> Path:
     """The demo checkpoint with a chat template that begins each answer with `<think>`."""
-    directory = Path(shutil.copytree(demo_model, tmp_path / "opening"))
+    directory = Path(shutil.copytree(random_model, tmp_path / "opening"))
     template = directory / "chat_template.jinja"
     opened = template.read_text().replace("assistant\\n", "assistant\\n<think>\\n")
     assert opened.endswith("<think>\\n' -}}{%- endif -%}")
@@ -127,25 +127,25 @@ def opening_model(demo_model: Path, tmp_path: Path) -> Path:
     return directory
 
 
-async def test_an_answer_has_its_reasoning_apart(demo_model: Path) -> None:
-    got = await answer(demo_model, WRITTEN)
+async def test_an_answer_has_its_reasoning_apart(random_model: Path) -> None:
+    got = await answer(random_model, WRITTEN)
     assert (got["reasoning"], got["response"]) == (THOUGHT, SAID)
     assert got["finish_reason"] == "stop"
 
 
-async def test_a_batch_has_it_too(demo_model: Path) -> None:
-    got = await answer(demo_model, WRITTEN, "/generate_batch", prompts=[{}, {}])
+async def test_a_batch_has_it_too(random_model: Path) -> None:
+    got = await answer(random_model, WRITTEN, "/generate_batch", prompts=[{}, {}])
     assert [(a["reasoning"], a["response"]) for a in got["answers"]] == [(THOUGHT, SAID)] * 2
 
 
-async def test_an_answer_without_tags_has_no_reasoning(demo_model: Path) -> None:
-    got = await answer(demo_model, SAID)
+async def test_an_answer_without_tags_has_no_reasoning(random_model: Path) -> None:
+    got = await answer(random_model, SAID)
     assert (got["reasoning"], got["response"]) == (None, SAID)
 
 
-async def test_an_answer_that_is_cut_while_it_thinks_is_all_reasoning(demo_model: Path) -> None:
-    whole = await answer(demo_model, WRITTEN)
-    got = await answer(demo_model, WRITTEN, max_new_tokens=14)
+async def test_an_answer_that_is_cut_while_it_thinks_is_all_reasoning(random_model: Path) -> None:
+    whole = await answer(random_model, WRITTEN)
+    got = await answer(random_model, WRITTEN, max_new_tokens=14)
     assert got["response"] == "" and got["finish_reason"] == "length"
     assert got["usage"]["completion_tokens"] == 14
     assert got["reasoning"] and whole["reasoning"].startswith(got["reasoning"])
@@ -166,17 +166,17 @@ async def test_a_template_may_have_opened_the_reasoning(
     assert (got["reasoning"], got["response"]) == expected
 
 
-async def test_a_prompt_that_speaks_of_the_tags_opens_nothing(demo_model: Path) -> None:
-    got = await answer(demo_model, SAID, prompt="Begin with <think>")
+async def test_a_prompt_that_speaks_of_the_tags_opens_nothing(random_model: Path) -> None:
+    got = await answer(random_model, SAID, prompt="Begin with <think>")
     assert (got["reasoning"], got["response"]) == (None, SAID)
 
 
 @pytest.mark.parametrize("special", [False, True])
 def test_tags_that_are_tokens_of_their_own_stay_in_the_text(
-    demo_model: Path, tmp_path: Path, special: bool
+    random_model: Path, tmp_path: Path, special: bool
 ) -> None:
     """Special tokens are skipped in an answer's text, but these two make its reasoning."""
-    directory = Path(shutil.copytree(demo_model, tmp_path / "model"))
+    directory = Path(shutil.copytree(random_model, tmp_path / "model"))
     file = directory / "tokenizer.json"
     content = json.loads(file.read_text())
     added = content["added_tokens"]

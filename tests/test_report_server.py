@@ -74,9 +74,9 @@ def test_a_server_that_does_not_start_is_told_with_its_last_word_and_its_log(son
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 def test_a_signal_ends_the_server_too(
-    song: Path, demo_model: Path, number: signal.Signals, exit_code: int
+    song: Path, random_model: Path, number: signal.Signals, exit_code: int
 ) -> None:
-    process = started(song, ADAPTER_MODEL=str(demo_model))
+    process = started(song, ADAPTER_MODEL=str(random_model))
     server = its_server(process)
     time.sleep(0.5)
     os.killpg(process.pid, number)
@@ -86,8 +86,8 @@ def test_a_signal_ends_the_server_too(
     assert logs(song) == []
 
 
-def test_the_server_does_not_outlive_a_killed_run(song: Path, demo_model: Path) -> None:
-    process = started(song, ADAPTER_MODEL=str(demo_model))
+def test_the_server_does_not_outlive_a_killed_run(song: Path, random_model: Path) -> None:
+    process = started(song, ADAPTER_MODEL=str(random_model))
     server = its_server(process)
     process.kill()
     process.communicate(timeout=20)
@@ -98,7 +98,7 @@ def test_the_server_does_not_outlive_a_killed_run(song: Path, demo_model: Path) 
 
 
 def test_two_songs_get_their_reports_from_a_server_that_lasts_as_long_as_the_run(
-    tmp_path: Path, demo_model: Path
+    tmp_path: Path, random_model: Path
 ) -> None:
     songs = tmp_path / "songs"
     songs.mkdir()
@@ -106,7 +106,7 @@ def test_two_songs_get_their_reports_from_a_server_that_lasts_as_long_as_the_run
         song = encode(melody(2, num_channels=1, seed=seed), "wav-16")
         (songs / f"{seed}.wav").write_bytes(song)
     options = ("--sections", "mood_tags", "content_advisory", "--seed", "1")
-    process = started(songs, *options, ADAPTER_MODEL=str(demo_model))
+    process = started(songs, *options, ADAPTER_MODEL=str(random_model))
     server = its_server(process)
     table, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
@@ -127,5 +127,5 @@ def test_two_songs_get_their_reports_from_a_server_that_lasts_as_long_as_the_run
         assert record["cost_usd"] == pytest.approx(sum(costs))
         assert min(costs) > 0
 
-    again = started(songs, *options, ADAPTER_MODEL=str(demo_model))
+    again = started(songs, *options, ADAPTER_MODEL=str(random_model))
     assert again.communicate(timeout=20)[1].startswith("2 of 2 songs are in")

@@ -122,23 +122,23 @@ def assert_drains(server: Server, body: dict[str, Any], send: Callable[[], None]
 
 
 def test_at_sigterm_those_inside_finish_and_newcomers_are_told(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
     settings = {"ADAPTER_ENGINE": "transformers", "ADAPTER_LOG_LEVEL": "debug"}
-    with running_server(demo_model, tmp_path / "log", settings) as server:
+    with running_server(random_model, tmp_path / "log", settings) as server:
         assert_drains(server, BATCH, server.process.terminate)
 
 
 def test_ctrl_c_drains_too_although_it_reaches_the_engines_process(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
-    with fake_server(demo_model, tmp_path / "log") as server:
+    with fake_server(random_model, tmp_path / "log") as server:
         assert_drains(server, SHORT, lambda: os.killpg(server.process.pid, signal.SIGINT))
         assert "the engine was alive to the end: True" in server.log.read_text()
 
 
-def test_a_second_signal_cuts_at_once(demo_model: Path, tmp_path: Path) -> None:
-    with fake_server(demo_model, tmp_path / "log") as server:
+def test_a_second_signal_cuts_at_once(random_model: Path, tmp_path: Path) -> None:
+    with fake_server(random_model, tmp_path / "log") as server:
         children = descendants(server)
         asking = Asking(server, LONG)
         wait_until_inside(server)
@@ -150,8 +150,8 @@ def test_a_second_signal_cuts_at_once(demo_model: Path, tmp_path: Path) -> None:
     assert_all_gone(children)
 
 
-def test_a_third_signal_kills(demo_model: Path, tmp_path: Path) -> None:
-    with fake_server(demo_model, tmp_path / "log") as server:
+def test_a_third_signal_kills(random_model: Path, tmp_path: Path) -> None:
+    with fake_server(random_model, tmp_path / "log") as server:
         children = descendants(server)
         asking = Asking(server, LONG)
         wait_until_inside(server)
@@ -163,8 +163,8 @@ def test_a_third_signal_kills(demo_model: Path, tmp_path: Path) -> None:
     assert_all_gone(children)
 
 
-def test_who_is_not_done_at_the_limit_is_cut_off(demo_model: Path, tmp_path: Path) -> None:
-    with fake_server(demo_model, tmp_path / "log", ADAPTER_DRAIN_SECONDS="1") as server:
+def test_who_is_not_done_at_the_limit_is_cut_off(random_model: Path, tmp_path: Path) -> None:
+    with fake_server(random_model, tmp_path / "log", ADAPTER_DRAIN_SECONDS="1") as server:
         asking = Asking(server, LONG)
         wait_until_inside(server)
         began = time.monotonic()
@@ -174,9 +174,9 @@ def test_who_is_not_done_at_the_limit_is_cut_off(demo_model: Path, tmp_path: Pat
         assert exit_code(server, 10) == 0
 
 
-def test_an_engine_that_is_still_starting_ends_at_once(demo_model: Path, tmp_path: Path) -> None:
+def test_an_engine_that_is_still_starting_ends_at_once(random_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with fake_server(demo_model, log, wait=False, FAKE_START_SECONDS="60") as server:
+    with fake_server(random_model, log, wait=False, FAKE_START_SECONDS="60") as server:
         deadline = time.monotonic() + 30
         while len(descendants(server)) < 2:  # the engine's process and a tracker
             assert time.monotonic() < deadline

@@ -36,9 +36,9 @@ def test_importing_the_app_loads_neither_torch_nor_vllm_nor_librosa() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_uvicorn_serves_the_same_app(demo_model: Path, tmp_path: Path) -> None:
+def test_uvicorn_serves_the_same_app(random_model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uvicorn", "adapter.api:app"]
-    with running_server(demo_model, tmp_path / "log", TRANSFORMERS, command) as server:
+    with running_server(random_model, tmp_path / "log", TRANSFORMERS, command) as server:
         assert server.post("/generate", {"max_new_tokens": 2}).status_code == 200
 
 
@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_stops_the_start_before_an_engine_is_started() -> N
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_demo_model_command_writes_a_checkpoint_once(tmp_path: Path) -> None:
+def test_the_random_model_command_writes_a_checkpoint_once(tmp_path: Path) -> None:
     target = str(tmp_path / "model")
     assert run("adapter", "demo-model", target).returncode == 0
     again = run("adapter", "demo-model", target)

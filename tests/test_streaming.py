@@ -70,12 +70,15 @@ def names(events: Sequence[Received], index: int = 0) -> list[str]:
 
 @pytest.mark.parametrize("continuous", [True, False])
 async def test_a_call_that_fails_in_the_middle_is_told_as_a_restart(
-    demo_model: Path, continuous: bool
+    random_model: Path, continuous: bool
 ) -> None:
     engine = SteppingEngine(continuous=continuous)
     engine.failures[3] = EngineOutOfMemoryError("planted")
     body = {"prompts": [{"max_new_tokens": 6}, {"max_new_tokens": 6}]}
-    async with client(demo_model, engine) as http, streamed(http, "/generate_batch", body) as told:
+    async with (
+        client(random_model, engine) as http,
+        streamed(http, "/generate_batch", body) as told,
+    ):
         whole = (await http.post("/generate_batch", json=body)).json()
     assert "restart" in names(told, 0)
     assert names(told, 0)[-2:] == ["delta", "answer"]
@@ -84,11 +87,11 @@ async def test_a_call_that_fails_in_the_middle_is_told_as_a_restart(
 
 
 async def test_an_engine_that_never_answers_a_prompt_ends_its_stream_with_an_error(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = SteppingEngine(continuous=True, step_seconds=0.05)
     async with (
-        client(demo_model, engine, request_timeout_seconds="1") as http,
+        client(random_model, engine, request_timeout_seconds="1") as http,
         streamed(http, "/generate", {"max_new_tokens": 500}) as told,
     ):
         assert told[-1].name == "error"
@@ -98,12 +101,12 @@ async def test_an_engine_that_never_answers_a_prompt_ends_its_stream_with_an_err
 
 
 async def test_a_batch_that_is_late_tells_what_was_finished_and_an_error_for_the_rest(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine = SteppingEngine(continuous=True, step_seconds=0.05)
     body = {"prompts": [{"max_new_tokens": 2}, {"max_new_tokens": 500}]}
     async with (
-        client(demo_model, engine, request_timeout_seconds="1") as http,
+        client(random_model, engine, request_timeout_seconds="1") as http,
         streamed(http, "/generate_batch", body) as told,
     ):
         answers = {e.data["index"]: e.data for e in told if e.name == "answer"}
@@ -114,24 +117,24 @@ async def test_a_batch_that_is_late_tells_what_was_finished_and_an_error_for_the
 
 
 async def test_a_silent_stream_has_heartbeats(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "HEARTBEAT_SECONDS", 0.1)
     engine = SteppingEngine(continuous=True, step_seconds=0.3)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         response = await http.post("/generate", json={"max_new_tokens": 4, "stream": True})
     assert response.text.count(": still at work\n\n") >= 3
     assert response.headers["cache-control"] == "no-store"
 
 
 async def test_a_fault_of_the_server_is_told_as_the_last_event(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
     engine = SteppingEngine(continuous=True, step_seconds=0.02)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         monkeypatch.setattr("adapter.service._check_moment_has_song", lambda _: None)
         monkeypatch.setattr("adapter.service.Service._answer", broken)
         response = await http.post("/generate", json={"max_new_tokens": 3, "stream": True})
@@ -141,9 +144,9 @@ async def test_a_fault_of_the_server_is_told_as_the_last_event(
     assert "planted" not in response.text
 
 
-async def test_a_stream_that_the_server_cuts_off_says_so_last(demo_model: Path) -> None:
+async def test_a_stream_that_the_server_cuts_off_says_so_last(random_model: Path) -> None:
     engine = SteppingEngine(continuous=True, step_seconds=0.02)
-    async with client(demo_model, engine) as http:
+    async with client(random_model, engine) as http:
         body = {"max_new_tokens": 500, "stream": True}
         asking = asyncio.create_task(http.post("/generate", json=body))
         await asyncio.sleep(0.5)

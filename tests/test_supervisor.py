@@ -98,17 +98,17 @@ def replaced_by(*engines: FakeEngine) -> Restart:
 BATCH = GenerateBatchRequest.model_validate({"prompts": [{"max_new_tokens": 3}] * 4})
 
 
-async def test_a_batch_whose_engine_dies_in_the_middle_arrives_whole(demo_model: Path) -> None:
+async def test_a_batch_whose_engine_dies_in_the_middle_arrives_whole(random_model: Path) -> None:
     first = Mortal(continuous=True, fail=failing(4, EngineDeadError))
     second = Mortal(continuous=True)
-    async with supervised(demo_model, first, replaced_by(second)) as supervisor:
+    async with supervised(random_model, first, replaced_by(second)) as supervisor:
         answer = await supervisor.service.generate_batch(BATCH, None, Client())
     assert [one.finish_reason for one in answer.answers] == ["length"] * 4
     assert len(second.calls) == 4
     assert supervisor.num_restarts == 1
 
 
-async def test_while_it_restarts_newcomers_get_503_restarting(demo_model: Path) -> None:
+async def test_while_it_restarts_newcomers_get_503_restarting(random_model: Path) -> None:
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -117,7 +117,7 @@ async def test_while_it_restarts_newcomers_get_503_restarting(demo_model: Path) 
         return Mortal(continuous=True), "again"
 
     engine = Mortal(continuous=True)
-    async with supervised(demo_model, engine, restart) as supervisor:
+    async with supervised(random_model, engine, restart) as supervisor:
         engine.killed = True
         await until(lambda: supervisor.status() == "restarting")
         with pytest.raises(UnavailableError) as refusal:
@@ -128,10 +128,10 @@ async def test_while_it_restarts_newcomers_get_503_restarting(demo_model: Path) 
 
 
 async def test_an_engine_that_dies_between_requests_is_noticed_and_replaced(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     engine, second = Mortal(continuous=True), Mortal(continuous=True)
-    async with supervised(demo_model, engine, replaced_by(second)) as supervisor:
+    async with supervised(random_model, engine, replaced_by(second)) as supervisor:
         engine.killed = True
         await until(lambda: supervisor.num_restarts == 1)
         await until(lambda: supervisor.status() == "ok")
@@ -139,10 +139,10 @@ async def test_an_engine_that_dies_between_requests_is_noticed_and_replaced(
     assert len(second.calls) == 4
 
 
-async def test_after_too_many_restarts_in_a_row_it_gives_up_and_says_so(demo_model: Path) -> None:
+async def test_after_too_many_restarts_in_a_row_it_gives_up_and_says_so(random_model: Path) -> None:
     engine = Mortal(continuous=True)
     told = asyncio.Event()
-    async with supervised(demo_model, engine, replaced_by(), max_restarts="2") as supervisor:
+    async with supervised(random_model, engine, replaced_by(), max_restarts="2") as supervisor:
         supervisor.on_failure = told.set
         engine.killed = True
         await asyncio.wait_for(told.wait(), 20)
@@ -152,18 +152,18 @@ async def test_after_too_many_restarts_in_a_row_it_gives_up_and_says_so(demo_mod
             _ = supervisor.service
 
 
-async def test_who_waits_for_an_engine_that_is_given_up_is_told(demo_model: Path) -> None:
+async def test_who_waits_for_an_engine_that_is_given_up_is_told(random_model: Path) -> None:
     engine = Mortal(continuous=True, fail=failing(99, EngineDeadError))
-    async with supervised(demo_model, engine, replaced_by(), max_restarts="1") as supervisor:
+    async with supervised(random_model, engine, replaced_by(), max_restarts="1") as supervisor:
         answer = await supervisor.service.generate_batch(BATCH, None, Client())
     codes = {one.error.code for one in answer.answers if one.error}
     assert codes == {"failed"}
 
 
-async def test_an_answer_between_two_deaths_starts_the_count_anew(demo_model: Path) -> None:
+async def test_an_answer_between_two_deaths_starts_the_count_anew(random_model: Path) -> None:
     engines = [Mortal(continuous=True) for _ in range(5)]
     async with supervised(
-        demo_model, engines[0], replaced_by(*engines[1:]), max_restarts="1"
+        random_model, engines[0], replaced_by(*engines[1:]), max_restarts="1"
     ) as supervisor:
         for number, engine in enumerate(engines[:-1], 1):
             await supervisor.service.generate_batch(BATCH, None, Client())
@@ -173,19 +173,21 @@ async def test_an_answer_between_two_deaths_starts_the_count_anew(demo_model: Pa
 
 
 async def test_a_stuck_engine_is_ended_and_its_prompts_are_answered_by_the_next(
-    demo_model: Path,
+    random_model: Path,
 ) -> None:
     stuck, second = Mortal(continuous=True), Mortal(continuous=True)
     stuck.stuck = True
-    async with supervised(demo_model, stuck, replaced_by(second), stall_seconds="1") as supervisor:
+    async with supervised(
+        random_model, stuck, replaced_by(second), stall_seconds="1"
+    ) as supervisor:
         answer = await supervisor.service.generate_batch(BATCH, None, Client())
     assert stuck.killed
     assert [one.finish_reason for one in answer.answers] == ["length"] * 4
 
 
-async def test_a_busy_engine_that_ends_steps_is_left_alone(demo_model: Path) -> None:
+async def test_a_busy_engine_that_ends_steps_is_left_alone(random_model: Path) -> None:
     busy = Mortal(continuous=True, step_seconds=0.5)
-    async with supervised(demo_model, busy, replaced_by(), stall_seconds="1") as supervisor:
+    async with supervised(random_model, busy, replaced_by(), stall_seconds="1") as supervisor:
         working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None, Client()))
         while not working.done():
             busy.progress_at = time.monotonic()
@@ -194,11 +196,13 @@ async def test_a_busy_engine_that_ends_steps_is_left_alone(demo_model: Path) -> 
     assert not busy.killed
 
 
-async def test_a_stuck_engine_that_cannot_be_ended_alone_ends_the_server(demo_model: Path) -> None:
+async def test_a_stuck_engine_that_cannot_be_ended_alone_ends_the_server(
+    random_model: Path,
+) -> None:
     stuck = Mortal(continuous=False)
     stuck.stuck, stuck.killable = True, False
     told = asyncio.Event()
-    async with supervised(demo_model, stuck, replaced_by(), stall_seconds="1") as supervisor:
+    async with supervised(random_model, stuck, replaced_by(), stall_seconds="1") as supervisor:
         supervisor.on_failure = told.set
         working = asyncio.create_task(supervisor.service.generate_batch(BATCH, None, Client()))
         await asyncio.wait_for(told.wait(), 20)

@@ -13,8 +13,8 @@ from adapter.text_stream import TextStream
 
 
 @pytest.fixture(scope="module")
-def tokenizer(demo_model: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(demo_model / "tokenizer.json"))
+def tokenizer(random_model: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(random_model / "tokenizer.json"))
 
 
 def pieces(text: TextStream, steps: Sequence[Sequence[int]]) -> list[str]:

@@ -19,7 +19,6 @@ import torch
 import transformers
 
 from adapter.checkpoint import load_checkpoint
-from adapter.demo_model import DemoShape, write_demo_model
 from adapter.errors import (
     EngineDeadError,
     EngineError,
@@ -29,6 +28,7 @@ from adapter.errors import (
 )
 from adapter.features import FeatureCache
 from adapter.prompting import Prompter
+from adapter.random_model import ModelShape, write_random_model
 from adapter.request import SAMPLING_RATE, Clip, EngineOutput, EngineRequest, Sampling
 from adapter.song_prefix import SongPrefix
 from adapter.transformers_engine import TransformersEngine, _check_device
@@ -147,16 +147,16 @@ def fail_forward(
 
 
 @pytest.fixture(scope="module")
-def bench(demo_model: Path) -> Iterator[Bench]:
-    bench = Bench(demo_model)
+def bench(random_model: Path) -> Iterator[Bench]:
+    bench = Bench(random_model)
     yield bench
     asyncio.run(bench.engine.shutdown())
 
 
 @pytest.fixture
-def own_bench(demo_model: Path) -> Iterator[Bench]:
+def own_bench(random_model: Path) -> Iterator[Bench]:
     """For tests that end or kill their engine."""
-    bench = Bench(demo_model)
+    bench = Bench(random_model)
     yield bench
     asyncio.run(bench.engine.shutdown())
 
@@ -190,9 +190,9 @@ class TestAnswers:
             assert_same(output, bench.reference.answer(samples, prompt, 24))
 
     async def test_rows_about_one_song_compute_it_once_and_the_next_call_not_at_all(
-        self, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+        self, random_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bench = Bench(demo_model)
+        bench = Bench(random_model)
         passes = count_calls(monkeypatch, bench.engine._model.model.language_model, "forward")
         requests = [bench.request(p, SONGS[4], max_new_tokens=24) for p in PROMPTS]
         first = await bench.answer(*requests)
@@ -221,9 +221,9 @@ class TestAnswers:
         assert max(layer.keys.shape[2] for layer in cache.layers) < 200
 
     async def test_a_prompt_that_does_not_fit_beside_a_kept_song_is_tried_without_it(
-        self, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+        self, random_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bench = Bench(demo_model)
+        bench = Bench(random_model)
         request = bench.request(PROMPTS[0], SONGS[1], max_new_tokens=8)
         (expected,) = await bench.answer(request)
         original = SongPrefix.shared_by
@@ -245,12 +245,12 @@ class TestAnswers:
             assert_same(output, bench.reference.answer(None, prompt, 24))
 
     async def test_the_repetition_penalty_counts_the_prompt_and_no_padding(
-        self, demo_model: Path, bench: Bench
+        self, random_model: Path, bench: Bench
     ) -> None:
         rows = list(zip(PROMPTS[:3], SONGS[:3], strict=True))
         answers = [bench.reference.answer(s, p, 24, repetition_penalty=1.4) for p, s in rows]
         # The most padded row wants to say what this checkpoint pads with.
-        padded = Bench(demo_model, pad_token_id=answers[0].token_ids[0])
+        padded = Bench(random_model, pad_token_id=answers[0].token_ids[0])
         requests = [
             padded.request(p, s, max_new_tokens=24, repetition_penalty=1.4) for p, s in rows
         ]
@@ -259,10 +259,10 @@ class TestAnswers:
         await padded.engine.shutdown()
 
     async def test_audio_flamingo_3_answers_too(self, tmp_path: Path) -> None:
-        shape = DemoShape(
+        shape = ModelShape(
             architecture="AudioFlamingo3ForConditionalGeneration", max_audio_seconds=600
         )
-        write_demo_model(tmp_path / "af3", shape=shape)
+        write_random_model(tmp_path / "af3", shape=shape)
         bench = Bench(tmp_path / "af3")
         rows = list(zip(PROMPTS[:2], SONGS[3:], strict=True))
         outputs = await bench.answer(*(bench.request(p, s, max_new_tokens=16) for p, s in rows))
@@ -281,7 +281,7 @@ class TestDtypes:
         self, tmp_path: Path, architecture: Any, dtype: str, margin: float
     ) -> None:
         """The first 16 greedy tokens, up to the first whose two best lie within the margin."""
-        write_demo_model(tmp_path / "model", shape=DemoShape(architecture=architecture))
+        write_random_model(tmp_path / "model", shape=ModelShape(architecture=architecture))
         bench = Bench(tmp_path / "model")
         half = TransformersEngine.load(bench.checkpoint, dtype=dtype, device="cpu")
         assert half._model.dtype == getattr(torch, dtype)
@@ -301,12 +301,12 @@ class TestDtypes:
         await bench.engine.shutdown()
 
     def test_a_device_without_float64_is_refused_before_anything_is_loaded(
-        self, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+        self, random_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded = count_calls(
             monkeypatch, transformers.MusicFlamingoForConditionalGeneration, "from_pretrained"
         )
-        checkpoint = load_checkpoint(str(demo_model))
+        checkpoint = load_checkpoint(str(random_model))
         with pytest.raises(SettingsError, match=r"mps:0, which has no float64.*CUDA.*CPU"):
             TransformersEngine.load(checkpoint, dtype="float32", device="mps:0")
         assert loaded == []
@@ -315,10 +315,10 @@ class TestDtypes:
         _check_device("mps", transformers.AudioFlamingo3ForConditionalGeneration)
 
     async def test_the_cache_is_used_whatever_the_configuration_says(
-        self, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The real checkpoints' configuration has `use_cache: false`, a left-over of training."""
-        directory = Path(shutil.copytree(demo_model, tmp_path / "model"))
+        directory = Path(shutil.copytree(random_model, tmp_path / "model"))
         config = json.loads((directory / "config.json").read_text())
         config["text_config"]["use_cache"] = False
         (directory / "config.json").write_text(json.dumps(config))
@@ -349,11 +349,11 @@ class TestEnds:
         assert len(steps) == max(caps)
 
     async def test_a_row_ends_with_its_end_of_turn_and_the_call_with_its_last_row(
-        self, demo_model: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, random_model: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers = [bench.reference.answer(SONGS[1], p, 24).token_ids for p in PROMPTS[:2]]
         end = answers[0][5]  # a token in the middle of the first answer, made its end
-        ended = Bench(demo_model, eos_token_ids=(end,))
+        ended = Bench(random_model, eos_token_ids=(end,))
         steps = count_calls(monkeypatch, ended.engine._model, "forward")
         caps = (24, 12)
         outputs = await ended.answer(
@@ -390,9 +390,9 @@ class TestSampling:
         assert (short.finish_reason, short.token_ids) == ("length", endless.token_ids[:3])
 
     async def test_nothing_of_generation_config_json_applies(
-        self, demo_model: Path, bench: Bench, tmp_path: Path
+        self, random_model: Path, bench: Bench, tmp_path: Path
     ) -> None:
-        directory = shutil.copytree(demo_model, tmp_path / "coloured")
+        directory = shutil.copytree(random_model, tmp_path / "coloured")
         coloured = {
             "do_sample": True,
             "temperature": 0.1,
@@ -586,11 +586,11 @@ class TestErrors:
             await bench.engine.prepare(bench.request(PROMPTS[0], samples))
 
     def test_a_checkpoint_that_lacks_weights_does_not_load(
-        self, demo_model: Path, tmp_path: Path
+        self, random_model: Path, tmp_path: Path
     ) -> None:
         from safetensors.torch import load_file, save_file
 
-        directory = shutil.copytree(demo_model, tmp_path / "lacking")
+        directory = shutil.copytree(random_model, tmp_path / "lacking")
         weights = load_file(directory / "model.safetensors")
         lost = next(name for name in weights if "linear_1.weight" in name)
         save_file(
@@ -601,9 +601,11 @@ class TestErrors:
         with pytest.raises(SettingsError, match=r"1 weights .*linear_1\.weight"):
             TransformersEngine.load(load_checkpoint(str(directory)), dtype="float32", device="cpu")
 
-    def test_an_unknown_dtype_does_not_load(self, demo_model: Path) -> None:
+    def test_an_unknown_dtype_does_not_load(self, random_model: Path) -> None:
         with pytest.raises(SettingsError, match="float8"):
-            TransformersEngine.load(load_checkpoint(str(demo_model)), dtype="float8", device="cpu")
+            TransformersEngine.load(
+                load_checkpoint(str(random_model)), dtype="float8", device="cpu"
+            )
 
 
 class TestFeatures:

@@ -188,10 +188,10 @@ def decode_with_soxr(path: Path) -> npt.NDArray[np.float32]:
 def make_model(shape: str, folder: Path) -> str:
     """Write the demo checkpoint of a shape, whose answers all run to their caps here; returns its
     directory."""
-    from adapter.demo_model import SMALL, TINY, write_demo_model
+    from adapter.random_model import SMALL, TINY, write_random_model
 
     directory = folder / f"demo-{shape}"
-    write_demo_model(directory, shape={"tiny": TINY, "small": SMALL}[shape])
+    write_random_model(directory, shape={"tiny": TINY, "small": SMALL}[shape])
     forget_the_end(directory)
     return str(directory)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from adapter.demo_model import write_demo_model
+from adapter.random_model import write_random_model
 from tests.fuzz.bodies import ROUTES, URLS, odd_bytes, odd_request
 from tests.fuzz.openapi import run_schemathesis
 from tests.fuzz.settings import fuzz_settings
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"seed {args.seed}, {args.engine}", flush=True)
     with tempfile.TemporaryDirectory() as folder, song_server() as port:
         model = Path(folder) / "demo-model"
-        write_demo_model(model)
+        write_random_model(model)
         settings = fuzz_settings(args.engine, song_port=port)
         with running_server(model, Path(folder) / "server.log", settings) as server:
             load = Load(args.requests, args.songs)

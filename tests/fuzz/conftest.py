@@ -18,12 +18,12 @@ def song_port() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def fuzzed(
-    demo_model: Path, song_port: int, tmp_path_factory: pytest.TempPathFactory
+    random_model: Path, song_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """A server on the transformers engine; it must be alive and without a fault in the end."""
     log = tmp_path_factory.mktemp("fuzz") / "server.log"
     settings = fuzz_settings("transformers", song_port=song_port)
-    with running_server(demo_model, log, settings) as server:
+    with running_server(random_model, log, settings) as server:
         yield server
         assert server.get("/health").status_code == 200
         assert "met a fault" not in log.read_text(errors="replace")

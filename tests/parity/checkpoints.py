@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter.demo_model import TINY, DemoShape, write_demo_model
+from adapter.random_model import TINY, ModelShape, write_random_model
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Recipe:
     peaked and near ties are rare."""
 
     seed: int
-    shape: DemoShape
+    shape: ModelShape
     logit_gain: float = 1.0
 
 
@@ -20,7 +20,7 @@ RECIPES = {
     "tiny": Recipe(0, TINY, logit_gain=2.0),
     "wide": Recipe(
         1,
-        DemoShape(
+        ModelShape(
             encoder_layers=3,
             encoder_hidden_size=96,
             encoder_heads=3,
@@ -34,7 +34,7 @@ RECIPES = {
     ),
     "peaked": Recipe(
         2,
-        DemoShape(
+        ModelShape(
             encoder_layers=1,
             encoder_hidden_size=128,
             encoder_heads=2,
@@ -52,7 +52,7 @@ RECIPES = {
 def write_checkpoint(name: str, directory: Path) -> Path:
     """Write the checkpoint of a recipe and return its directory."""
     recipe = RECIPES[name]
-    write_demo_model(directory, seed=recipe.seed, shape=recipe.shape)
+    write_random_model(directory, seed=recipe.seed, shape=recipe.shape)
     strengthen_logits(directory / "model.safetensors", recipe.logit_gain)
     return directory
 

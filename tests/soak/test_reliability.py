@@ -78,7 +78,7 @@ def records(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def test_the_sums_agree_after_40_batches_of_8_clients_a_fifth_cut_off_and_one_death(
-    demo_model: Path, tmp_path: Path
+    random_model: Path, tmp_path: Path
 ) -> None:
     answered: dict[str, float] = {}
     cut_off: set[str] = set()
@@ -104,7 +104,7 @@ def test_the_sums_agree_after_40_batches_of_8_clients_a_fifth_cut_off_and_one_de
             else:  # while it restarts
                 wait_until(lambda: server.get("/health").status_code == 200, 300)
 
-    with serving(demo_model, tmp_path, "vllm") as server:
+    with serving(random_model, tmp_path, "vllm") as server:
         first = LONG_PROMPT | {"max_new_tokens": 1}  # later ones find its schema compiled
         named = {"X-Request-Id": "first"}
         response = httpx.post(server.url + "/generate", json=first, headers=named, timeout=60)
@@ -139,12 +139,12 @@ def test_the_sums_agree_after_40_batches_of_8_clients_a_fifth_cut_off_and_one_de
 
 @pytest.mark.parametrize(("engine", "kills"), [("transformers", 20), ("vllm", 2)])
 def test_a_killed_server_loses_no_record_of_an_answer_that_was_sent(
-    demo_model: Path, tmp_path: Path, engine: str, kills: int
+    random_model: Path, tmp_path: Path, engine: str, kills: int
 ) -> None:
     sent: list[str] = []
     for kill in range(kills):
         with ExitStack() as stack:
-            server = stack.enter_context(serving(demo_model, tmp_path, engine))
+            server = stack.enter_context(serving(random_model, tmp_path, engine))
             victims = [server.process.pid, *(p.pid for p in engine_processes(server))]
             stop = threading.Event()
             clients = [
@@ -162,7 +162,7 @@ def test_a_killed_server_loses_no_record_of_an_answer_that_was_sent(
         assert not [name for name in sent if name not in known]
     print(f"\n{engine}: {kills} kills, {len(sent)} answers sent, all recorded, 0 corrupt stores")
     if engine == "vllm":  # the last one's engine: the next start ends it
-        with serving(demo_model, tmp_path, "transformers"):
+        with serving(random_model, tmp_path, "transformers"):
             assert not [pid for pid in victims if psutil.pid_exists(pid)]
     assert len(sent) > kills
 
@@ -188,7 +188,7 @@ def ask_until(server: Server, name: str, stop: threading.Event, sent: list[str])
 
 @pytest.fixture(scope="module")
 def vllm_server(
-    demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+    random_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, Path]]:
     """A server on vLLM for the tests that leave it alive, and its folder; a small queue, and little
     patience with a silent engine."""
@@ -198,7 +198,7 @@ def vllm_server(
         "ADAPTER_MAX_NUM_SEQS": "8",
         "ADAPTER_STALL_SECONDS": str(STALL_SECONDS),
     }
-    with serving(demo_model, folder, "vllm", settings) as server:
+    with serving(random_model, folder, "vllm", settings) as server:
         yield server, folder
 
 
@@ -337,10 +337,10 @@ def test_a_stopped_engine_is_noticed_and_replaced_and_a_busy_one_is_not(
     print(f"\nstopped: 13 answers after {took:.1f} s; one busy for {busy_seconds:.1f} s was left")
 
 
-def test_two_servers_on_one_usage_log_are_refused(demo_model: Path, tmp_path: Path) -> None:
-    with serving(demo_model, tmp_path, "transformers"):
+def test_two_servers_on_one_usage_log_are_refused(random_model: Path, tmp_path: Path) -> None:
+    with serving(random_model, tmp_path, "transformers"):
         settings = {
-            "ADAPTER_MODEL": str(demo_model),
+            "ADAPTER_MODEL": str(random_model),
             "ADAPTER_ENGINE": "transformers",
             "ADAPTER_USAGE_DB": str(tmp_path / "usage.sqlite3"),
         }

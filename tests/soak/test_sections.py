@@ -57,14 +57,14 @@ def ask_for_reports(server: Server, num_reports: int) -> Counter[str]:
 @pytest.mark.parametrize(("engine", "num_reports"), [("transformers", 50), ("vllm", 200)])
 @pytest.mark.timeout(7200)
 def test_every_section_is_valid_or_says_that_it_was_cut(
-    engine: str, num_reports: int, demo_model: Path, tmp_path: Path
+    engine: str, num_reports: int, random_model: Path, tmp_path: Path
 ) -> None:
     settings = {
         "ADAPTER_ENGINE": engine,
         "ADAPTER_PRESETS": str(presets_with_short_texts(tmp_path / "presets.toml")),
         "ADAPTER_REQUEST_TIMEOUT_SECONDS": "600",
     }
-    with running_server(demo_model, tmp_path / "log", settings) as server:
+    with running_server(random_model, tmp_path / "log", settings) as server:
         outcomes = ask_for_reports(server, num_reports)
     print(f"{engine}: {num_reports} reports, {dict(outcomes)}")
     assert outcomes.total() == num_reports * len(IN_JSON)

@@ -24,11 +24,11 @@ BATCH = {"prompts": PROMPTS, "group_size": 2}  # for some seconds on any machine
 
 
 @pytest.fixture
-def starting(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
+def starting(random_model: Path, tmp_path: Path) -> Iterator[Server]:
     """A server on vLLM that has just been started, in a process group of its own."""
     port = str(free_port())
     environment = {
-        "ADAPTER_MODEL": str(demo_model),
+        "ADAPTER_MODEL": str(random_model),
         "ADAPTER_ENGINE": "vllm",
         "ADAPTER_DTYPE": "float32",
         "ADAPTER_USAGE_DB": "",

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
+async def async_llm(random_model: Path) -> AsyncIterator[Any]:
     """vLLM's AsyncLLM on the demo checkpoint in float32, with the adapter's own options."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -38,7 +38,7 @@ async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = AsyncEngineArgs(
-            model=str(demo_model),
+            model=str(random_model),
             dtype="float32",
             max_model_len=32_768,
             enforce_eager=True,
@@ -53,6 +53,6 @@ async def async_llm(demo_model: Path) -> AsyncIterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(async_llm: Any, demo_model: Path) -> VllmEngine:
+def vllm_engine(async_llm: Any, random_model: Path) -> VllmEngine:
     """The adapter's engine around the shared AsyncLLM; never shut it down in a test."""
-    return VllmEngine(async_llm, load_checkpoint(str(demo_model)).eos_token_ids)
+    return VllmEngine(async_llm, load_checkpoint(str(random_model)).eos_token_ids)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from adapter.audio import Song, cut
 from adapter.checkpoint import Checkpoint, load_checkpoint
-from adapter.demo_model import write_demo_model
 from adapter.engine import VllmEngine
+from adapter.random_model import write_random_model
 from adapter.request import SAMPLING_RATE
 from adapter.settings import load_settings
 from tests.family import FAMILY
@@ -68,7 +68,7 @@ class FamilyEngine:
 @asynccontextmanager
 async def family_engine(name: str, directory: Path) -> AsyncIterator[FamilyEngine]:
     """Write the checkpoint and start vLLM on it, with the adapter's own options, in float32."""
-    write_demo_model(directory, shape=FAMILY[name].shape)
+    write_random_model(directory, shape=FAMILY[name].shape)
     checkpoint = load_checkpoint(str(directory))
     settings = load_settings({"ADAPTER_MODEL": str(directory), "ADAPTER_DTYPE": "float32"})
     engine = await asyncio.to_thread(VllmEngine.start, settings, checkpoint)

@@ -14,9 +14,9 @@ from tests.vllm.test_sampling import answer
 
 
 @pytest.fixture(params=["text", "song"])
-def plain(request: pytest.FixtureRequest, demo_model: Path) -> EngineRequest:
+def plain(request: pytest.FixtureRequest, random_model: Path) -> EngineRequest:
     """A request that is long enough to be cached, without a salt."""
-    checkpoint = load_checkpoint(str(demo_model))
+    checkpoint = load_checkpoint(str(random_model))
     with_song = request.param == "song"
     text = "salted " * 300 + "or not?"
     return EngineRequest(

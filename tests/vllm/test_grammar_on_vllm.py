@@ -19,8 +19,8 @@ SCHEMAS = [SONG, LIST, {"type": "number", "minimum": 0, "maximum": 200}]
 
 
 @pytest.fixture(scope="module")
-def bench(demo_model: Path) -> Iterator[Bench]:
-    bench = Bench(demo_model)
+def bench(random_model: Path) -> Iterator[Bench]:
+    bench = Bench(random_model)
     yield bench
     asyncio.run(bench.engine.shutdown())
 

@@ -35,8 +35,8 @@ def song(seconds: float) -> npt.NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def reference(demo_model: Path) -> Reference:
-    return Reference(demo_model)
+def reference(random_model: Path) -> Reference:
+    return Reference(random_model)
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +185,12 @@ async def openai_client(llm: Any, model: str) -> openai.AsyncOpenAI:
 
 
 async def test_vllms_own_openai_server_answers_about_a_song_as_hugging_face_does(
-    async_llm: Any, reference: Reference, answers: dict[float, ReferenceAnswer], demo_model: Path
+    async_llm: Any, reference: Reference, answers: dict[float, ReferenceAnswer], random_model: Path
 ) -> None:
-    client = await openai_client(async_llm, str(demo_model))
+    client = await openai_client(async_llm, str(random_model))
     audio = {"type": "input_audio", "input_audio": {"data": wav(song(31.0)), "format": "wav"}}
     completion = await client.chat.completions.create(
-        model=str(demo_model),
+        model=str(random_model),
         messages=[{"role": "user", "content": [audio, {"type": "text", "text": PROMPT}]}],  # type: ignore[list-item]
         temperature=0,
         max_tokens=MAX_NEW_TOKENS,

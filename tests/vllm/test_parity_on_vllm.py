@@ -31,10 +31,10 @@ ROWS = pairwise(FACTORS)
 
 
 @pytest.fixture(scope="module")
-def bench(async_llm: Any, demo_model: Path) -> Bench:
-    stop_token_ids = load_checkpoint(str(demo_model)).eos_token_ids
+def bench(async_llm: Any, random_model: Path) -> Bench:
+    stop_token_ids = load_checkpoint(str(random_model)).eos_token_ids
     engine = ListeningVllmEngine(async_llm, stop_token_ids)
-    return Bench(demo_model, engine, References(demo_model))
+    return Bench(random_model, engine, References(random_model))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -22,9 +22,9 @@ request_ids = map(str, itertools.count())
 
 
 @pytest.fixture(scope="module")
-def bench(demo_model: Path) -> Iterator[Bench]:
+def bench(random_model: Path) -> Iterator[Bench]:
     """The same checkpoint under Hugging Face alone and under the transformers engine."""
-    bench = Bench(demo_model)
+    bench = Bench(random_model)
     yield bench
     asyncio.run(bench.engine.shutdown())
 

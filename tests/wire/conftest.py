@@ -10,8 +10,8 @@ from tests.songs import real_song
 
 
 @pytest.fixture(scope="session")
-def reference(demo_model: Path) -> Reference:
-    return Reference(demo_model)
+def reference(random_model: Path) -> Reference:
+    return Reference(random_model)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The demo checkpoint: a Music Flamingo directory of the real architecture, tiny, made on the spot.
+"""Random checkpoints: Music Flamingo directories of the real architecture, tiny, made on the spot.
 
 Its weights are random, so its answers mean nothing; they look like text because each token's
 embedding points at the tokens that follow it in `CORPUS`, and they differ with the song and the
@@ -23,8 +23,8 @@ Architecture = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class DemoShape:
-    """The sizes and limits of a demo checkpoint; a head is `hidden_size / num_heads` wide.
+class ModelShape:
+    """The sizes and limits of a checkpoint; a head is `hidden_size / num_heads` wide.
 
     vLLM's attention on the CPU takes heads of 32, 64, 80, 96, 112, 128, … only.
     """
@@ -44,8 +44,8 @@ class DemoShape:
     think: bool = False  # writes <think>…</think> before its answer
 
 
-TINY = DemoShape()  # 0.7 M parameters: for tests
-SMALL = DemoShape(  # 37 M parameters: for benchmarks, where arithmetic should outweigh overhead
+TINY = ModelShape()  # 0.7 M parameters: for tests
+SMALL = ModelShape(  # 37 M parameters: for benchmarks, where arithmetic should outweigh overhead
     encoder_layers=4,
     encoder_hidden_size=384,
     encoder_heads=6,
@@ -101,7 +101,7 @@ The drums are dry and close, the reverb on the voice is long, and the synth pad 
 """
 
 
-def write_demo_model(directory: Path, *, seed: int = 0, shape: DemoShape = TINY) -> None:
+def write_random_model(directory: Path, *, seed: int = 0, shape: ModelShape = TINY) -> None:
     """Write a checkpoint that transformers, AutoProcessor and vLLM load: float32, no download.
 
     The same seed and shape give the same bytes. Raises FileExistsError where `directory` holds
@@ -146,7 +146,7 @@ def build_tokenizer(*, think: bool = False) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def build_processor(tokenizer: Qwen2Tokenizer, shape: DemoShape) -> Any:
+def build_processor(tokenizer: Qwen2Tokenizer, shape: ModelShape) -> Any:
     """The family's processor: 30-second windows of 128 mel bins, cut at `max_audio_seconds`."""
     import transformers
 
@@ -162,7 +162,7 @@ def build_processor(tokenizer: Qwen2Tokenizer, shape: DemoShape) -> Any:
     )
 
 
-def build_model(tokenizer: Qwen2Tokenizer, *, seed: int, shape: DemoShape) -> PreTrainedModel:
+def build_model(tokenizer: Qwen2Tokenizer, *, seed: int, shape: ModelShape) -> PreTrainedModel:
     """The model in float32 with weights drawn from `seed`, and the family's sampling defaults."""
     import torch
     import transformers
@@ -186,7 +186,7 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int, shape: DemoShape) -> Pr
     return model
 
 
-def build_config(tokenizer: Qwen2Tokenizer, shape: DemoShape) -> Any:
+def build_config(tokenizer: Qwen2Tokenizer, shape: ModelShape) -> Any:
     from transformers import (
         AudioFlamingo3Config,
         AudioFlamingo3EncoderConfig,

@@ -1,4 +1,4 @@
-"""The demo checkpoint is a real one of its architecture, and its answers are worth comparing."""
+"""A random checkpoint is a real one of its architecture, and its answers are worth comparing."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from adapter.demo_model import SMALL, TINY, build_model, build_tokenizer, write_demo_model
+from adapter.random_model import SMALL, TINY, build_model, build_tokenizer, write_random_model
 
 AUDIO_FLAMINGO_3 = dataclasses.replace(
     TINY, architecture="AudioFlamingo3ForConditionalGeneration", max_audio_seconds=600
@@ -65,9 +65,9 @@ def answer(model: Any, processor: Any, prompt: str, samples: np.ndarray) -> tupl
 
 
 @pytest.fixture(scope="module")
-def answers(demo_model: Path) -> dict[tuple[int, str], tuple[list[int], Any]]:
+def answers(random_model: Path) -> dict[tuple[int, str], tuple[list[int], Any]]:
     """What the checkpoint says of two songs, one of them longer than a window."""
-    model, processor = load(demo_model)
+    model, processor = load(random_model)
     songs = {1: song(1, 12.3), 2: song(2, 45.0)}
     return {
         (seed, prompt): answer(model, processor, prompt, samples)
@@ -103,7 +103,7 @@ def test_some_answers_end_by_themselves_and_some_at_the_cap(answers: Any) -> Non
 
 @pytest.mark.parametrize("shape", [AUDIO_FLAMINGO_3, AUDIO_FLAMINGO_NEXT], ids=["af3", "af-next"])
 def test_the_rest_of_the_family_loads_and_answers(tmp_path: Path, shape: Any) -> None:
-    write_demo_model(tmp_path / "model", shape=shape)
+    write_random_model(tmp_path / "model", shape=shape)
 
     model, processor = load(tmp_path / "model")
 
@@ -113,18 +113,18 @@ def test_the_rest_of_the_family_loads_and_answers(tmp_path: Path, shape: Any) ->
     assert answer(model, processor, "What is the tempo?", song(1, 2.0))[0]
 
 
-def test_the_same_seed_writes_the_same_bytes(demo_model: Path, tmp_path: Path) -> None:
-    write_demo_model(tmp_path / "again")
-    write_demo_model(tmp_path / "other", seed=1)
+def test_the_same_seed_writes_the_same_bytes(random_model: Path, tmp_path: Path) -> None:
+    write_random_model(tmp_path / "again")
+    write_random_model(tmp_path / "other", seed=1)
 
     weights = "model.safetensors"
-    for file in demo_model.iterdir():
+    for file in random_model.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
-    assert (tmp_path / "other" / weights).read_bytes() != (demo_model / weights).read_bytes()
+    assert (tmp_path / "other" / weights).read_bytes() != (random_model / weights).read_bytes()
 
 
 def test_no_network_is_needed(
-    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("the network was asked")
@@ -132,21 +132,21 @@ def test_no_network_is_needed(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
-    write_demo_model(tmp_path / "model")
-    load(demo_model)
+    write_random_model(tmp_path / "model")
+    load(random_model)
 
 
 def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("keep me")
 
     with pytest.raises(FileExistsError, match="not an empty directory"):
-        write_demo_model(tmp_path)
+        write_random_model(tmp_path)
 
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_sampling_defaults_lie_in_wait_as_in_the_real_checkpoints(demo_model: Path) -> None:
-    defaults = json.loads((demo_model / "generation_config.json").read_text())
+def test_sampling_defaults_lie_in_wait_as_in_the_real_checkpoints(random_model: Path) -> None:
+    defaults = json.loads((random_model / "generation_config.json").read_text())
 
     assert defaults["do_sample"] is True
     assert (defaults["temperature"], defaults["top_k"], defaults["top_p"]) == (0.7, 20, 0.8)
@@ -162,8 +162,8 @@ def test_the_shapes_have_their_size_and_heads_that_vllm_takes(shape: Any, millio
     assert shape.encoder_hidden_size / shape.encoder_heads in VLLM_CPU_HEAD_SIZES
 
 
-def test_the_audio_stands_before_all_text_of_its_turn(demo_model: Path) -> None:
-    processor = transformers.AutoProcessor.from_pretrained(demo_model)
+def test_the_audio_stands_before_all_text_of_its_turn(random_model: Path) -> None:
+    processor = transformers.AutoProcessor.from_pretrained(random_model)
     content = [{"type": "text", "text": "What is this?"}, {"type": "audio", "path": "song.wav"}]
 
     prompt = processor.apply_chat_template([{"role": "user", "content": content}])
@@ -172,8 +172,8 @@ def test_the_audio_stands_before_all_text_of_its_turn(demo_model: Path) -> None:
     assert prompt.startswith("<|im_start|>system\n")
 
 
-def test_a_system_prompt_of_the_conversation_replaces_the_default(demo_model: Path) -> None:
-    processor = transformers.AutoProcessor.from_pretrained(demo_model)
+def test_a_system_prompt_of_the_conversation_replaces_the_default(random_model: Path) -> None:
+    processor = transformers.AutoProcessor.from_pretrained(random_model)
     conversation = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is a chord?"},
