@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def compare(args: argparse.Namespace) -> int:
         except (OSError, ValueError, FFmpegError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        outcomes = run_all(args.engine, workload, Path(name))
+        outcomes = run_all(args.engine, workload, Path(name), args.starts)
         return finish(args, workload, outcomes, machine, find_limits(args, workload))
 
 
@@ -111,6 +112,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--engine", nargs="+", choices=PATHS, default=DEFAULT_PATHS, metavar="PATH",
         help=f"of {', '.join(PATHS)} ({' '.join(DEFAULT_PATHS)})")  # fmt: skip
     add("--repeats", type=positive(int), default=1, help="medians of so many runs (%(default)s)")
+    add("--starts", type=positive(int), default=1,
+        help="start each path so often, in turns, for medians over all (%(default)s)")  # fmt: skip
     add("--allow-differences", action="store_true",
         help="do not fail where answers differ: in bfloat16 rounding may change them")  # fmt: skip
     add("--expect", nargs="+", type=parse_expectation, default=[], metavar="A/B:STATE<=X",
@@ -162,13 +165,16 @@ def find_limits(args: argparse.Namespace, workload: Workload) -> tuple[Shape, De
         return None
 
 
-def run_all(paths: Sequence[str], workload: Workload, folder: Path) -> dict[str, Outcome]:
-    """Run the paths one after the other; one that fails does not stop the others."""
+def run_all(
+    paths: Sequence[str], workload: Workload, folder: Path, starts: int = 1
+) -> dict[str, Outcome]:
+    """Run the paths one after the other, each second time backwards: a machine changes its pace,
+    and a process has one of its own. A path that fails does not stop the others."""
     a_pass = workload.num_prompts_a_round * len(workload.rounds)
     prompts = {path: a_pass * (2 if path in TWICE else 1) for path in dict.fromkeys(paths)}
     outcomes: dict[str, Outcome] = {}
-    with tqdm(total=sum(prompts.values()), unit="prompt", file=sys.stderr) as bar:
-        for path in prompts:
+    with tqdm(total=sum(prompts.values()) * starts, unit="prompt", file=sys.stderr) as bar:
+        for path in chain.from_iterable(list(prompts)[:: (-1) ** turn] for turn in range(starts)):
             due = bar.n + prompts[path]
 
             def report(done: int, doing: str, path: str = path) -> None:
@@ -176,11 +182,12 @@ def run_all(paths: Sequence[str], workload: Workload, folder: Path) -> dict[str,
                 bar.update(done)
 
             log = folder / f"{path}.log"
-            outcomes[path] = run_path(path, workload, log, report)
+            outcome = run_path(path, workload, log, report)
+            outcomes[path] = outcomes.get(path, Outcome()) + outcome
             bar.update(due - bar.n)  # what a failed path left out
-            if outcomes[path].error:
+            if outcome.error:
                 bar.write(log_tail(path, log), file=sys.stderr)
-    return outcomes
+    return {path: outcomes[path] for path in prompts}
 
 
 def log_tail(path: str, log: Path) -> str:

@@ -181,6 +181,29 @@ def test_a_row_is_the_median_of_its_repetitions() -> None:
     assert (known.song_state, known.speedup) == ("known", 17.0)
 
 
+def test_paths_that_start_several_times_take_turns_and_keep_all_their_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[str] = []
+
+    def run_path(path: str, *_: object) -> Outcome:
+        started.append(path)
+        run = Run(0, "new", len(started), (Answer("a song", 1),))
+        return Outcome(
+            (run,), peak_bytes=9 - len(started), error="once" if started == ["a"] else None
+        )
+
+    monkeypatch.setattr(bench, "run_path", run_path)
+    args = bench.parse([*MADE_UP, "--starts", "3"])
+    workload = bench.make_workload(args, tmp_path)
+    outcomes = bench.run_all(["a", "b"], workload, tmp_path, args.starts)
+    assert started == ["a", "b", "b", "a", "a", "b"]
+    assert [run.wall_seconds for run in outcomes["a"].runs] == [1, 4, 5]
+    assert [run.wall_seconds for run in outcomes["b"].runs] == [2, 3, 6]
+    assert (outcomes["a"].peak_bytes, outcomes["b"].peak_bytes) == (8, 7)
+    assert (outcomes["a"].error, outcomes["b"].error) == ("once", None)
+
+
 def test_each_song_is_another_one_to_a_cache_and_the_same_work(tmp_path: Path) -> None:
     paths = make_songs(None, 1.17, 3, tmp_path)
     first, second, third = (decode(path) for path in paths)

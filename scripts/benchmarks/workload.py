@@ -5,7 +5,7 @@ import os
 import re
 import wave
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -106,6 +106,16 @@ class Outcome:
     peak_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+
+    def __add__(self, later: "Outcome") -> "Outcome":
+        """With the runs of a later start, and what that says of the path."""
+        peaks = [peak for peak in (self.peak_bytes, later.peak_bytes) if peak is not None]
+        return replace(
+            later,
+            runs=self.runs + later.runs,
+            peak_bytes=max(peaks, default=None),
+            error=self.error or later.error,
+        )
 
 
 def make_prompts(count: int) -> tuple[str, ...]:
