@@ -66,7 +66,7 @@ check: $(READY) ## lint, format, types, Dockerfile
 	@$(BIN)/mypy
 	@$(BIN)/hadolint Dockerfile
 
-bench: $(READY) ## compare vLLM with Hugging Face (ARGS="--help"; TOOL=loop_hold, start, many_songs, queued or floor runs another one)
+bench: $(READY) ## compare vLLM with Hugging Face (ARGS="--help"; TOOL=overhead, loop_hold, start, many_songs, queued, first_delta or floor runs another one)
 	@PYTHONPATH=scripts $(BIN)/python $(if $(TOOL),-m benchmarks.$(TOOL),scripts/bench.py) $(ARGS)
 
 songs: $(SONG) ## install Debian's frozen-bubble-data (real music for the tests; as root)

@@ -112,7 +112,7 @@ class VllmEngine:
         stop_token_ids: Sequence[int],
         last_progress_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._llm = llm
+        self.llm = llm
         self._stop_token_ids = list(stop_token_ids)
         self.last_progress_at = last_progress_at
 
@@ -149,7 +149,7 @@ class VllmEngine:
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
         try:
-            (engine_input,) = await self._llm.renderer.render_cmpl_async([prompt])
+            (engine_input,) = await self.llm.renderer.render_cmpl_async([prompt])
         except ValueError as error:
             raise UnprocessableError(f"vLLM refuses this prompt: {error}") from error
         _check_placeholders(engine_input, request)
@@ -162,7 +162,7 @@ class VllmEngine:
         (one,) = prepared
         params = self._sampling_params(one.request.sampling)
         try:
-            stream = self._llm.generate(one.engine_input, params, one.request.request_id)
+            stream = self.llm.generate(one.engine_input, params, one.request.request_id)
             async with aclosing(stream):
                 async for output in stream:
                     yield _engine_output(one.request.request_id, output)
@@ -174,17 +174,17 @@ class VllmEngine:
             raise EngineError(f"vLLM failed on this prompt: {error!r}") from error
 
     async def check_health(self) -> None:
-        if self._llm.errored:
+        if self.llm.errored:
             raise EngineDeadError("the vLLM engine has died")
 
     def kill(self) -> bool:
-        manager = self._llm.engine_core.resources.engine_manager
+        manager = self.llm.engine_core.resources.engine_manager
         for process in manager.processes:
             process.kill()
         return True
 
     async def shutdown(self) -> None:
-        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self.llm.shutdown)
 
     def _sampling_params(self, sampling: Sampling) -> Any:
         """vLLM's form of the sampling. Text is made elsewhere, the same for both engines."""

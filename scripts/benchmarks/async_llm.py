@@ -8,7 +8,7 @@ import os
 import time
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.adapter_server import make_settings
 from benchmarks.memory import find_peak_bytes
@@ -24,6 +24,9 @@ from benchmarks.workload import (
     read_song,
 )
 
+if TYPE_CHECKING:
+    from adapter.checkpoint import Checkpoint
+
 
 def run(workload: Workload, report: Report) -> Outcome:
     """Each song new, then once more with its prefix cached."""
@@ -35,7 +38,7 @@ async def _run(workload: Workload, report: Report) -> Outcome:
     device = find_device()
     report(0, "starting")
     started = time.perf_counter()
-    engine = await asyncio.to_thread(Engine, settings)
+    engine = await asyncio.to_thread(Engine.start, settings)
     start_seconds = time.perf_counter() - started
     try:
         await engine.answer(read_song(workload.warm_up_song), "warm-up", WARM_UP_PROMPT, 4)
@@ -75,27 +78,32 @@ async def _ask(engine: "Engine", workload: Workload, song: Path) -> list[Answer]
 
 
 class Engine:
-    """AsyncLLM with the options that the adapter would give it under `settings`."""
+    """An AsyncLLM, asked as vLLM's own users do, with the adapter's token ids."""
 
-    def __init__(self, settings: dict[str, str]) -> None:
+    def __init__(self, llm: Any, checkpoint: "Checkpoint") -> None:
+        from adapter.prompting import Prompter
+
+        self.llm = llm
+        self.prompter = Prompter(checkpoint)
+        self.stop_token_ids = list(checkpoint.eos_token_ids)
+        self.num_requests = 0
+
+    @classmethod
+    def start(cls, settings: dict[str, str]) -> "Engine":
+        """With the options that the adapter would give it under `settings`."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from adapter.checkpoint import load_checkpoint
         from adapter.engine import engine_args
-        from adapter.prompting import Prompter
         from adapter.settings import load_settings
 
         loaded = load_settings(settings)
         checkpoint = load_checkpoint(
             loaded.model, loaded.revision, max_model_len=loaded.max_model_len
         )
-        self.prompter = Prompter(checkpoint)
-        self.stop_token_ids = list(checkpoint.eos_token_ids)
-        self.llm: Any = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**engine_args(loaded, checkpoint))
-        )
-        self.num_requests = 0
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(loaded, checkpoint)))
+        return cls(llm, checkpoint)
 
     async def answer(self, samples: Any, uuid: str, prompt: str, max_new_tokens: int) -> Answer:
         async for output in self._generate(samples, uuid, prompt, max_new_tokens, "FINAL_ONLY"):

@@ -89,7 +89,7 @@ def first_token_seconds(settings: dict[str, str], planned: list[tuple[Path, int]
 async def _first_token_seconds(
     settings: dict[str, str], planned: list[tuple[Path, int]]
 ) -> list[float]:
-    engine = await asyncio.to_thread(Engine, settings)
+    engine = await asyncio.to_thread(Engine.start, settings)
     try:
         return [await _ask(engine, song, num_prompts) for song, num_prompts in planned]
     finally:

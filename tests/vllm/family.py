@@ -73,7 +73,7 @@ async def family_engine(name: str, directory: Path) -> AsyncIterator[FamilyEngin
     settings = load_settings({"ADAPTER_MODEL": str(directory), "ADAPTER_DTYPE": "float32"})
     engine = await asyncio.to_thread(VllmEngine.start, settings, checkpoint)
     try:
-        yield FamilyEngine(checkpoint, engine._llm, Reference(directory))
+        yield FamilyEngine(checkpoint, engine.llm, Reference(directory))
     finally:
         await engine.shutdown()
 
