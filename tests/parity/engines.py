@@ -100,9 +100,9 @@ class ListeningVllmEngine(VllmEngine):
 
     async def forget(self) -> None:
         self.heard.clear()
-        await self._llm.reset_mm_cache()
-        await self._llm.reset_encoder_cache()
-        if not await self._llm.reset_prefix_cache():
+        await self.llm.reset_mm_cache()
+        await self.llm.reset_encoder_cache()
+        if not await self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: a request is still running")
 
 
