@@ -3,29 +3,24 @@
     python -m benchmarks.first_delta                  songs of 4 minutes, one prompt and 13 at once
 
 From the song's file on the disk to the first `delta` event of the adapter, and to the first token
-of AsyncLLM, whose song is decoded within that time too. Each song is new to every cache. What is
+of the same server's AsyncLLM, called directly (two_door_server.py), which decodes the song within
+that time too. Both are asked in turns, each time about a song that is new to every cache. What is
 printed are medians. The last line of stdout is one JSON document. The exit code is 1 where a stream
 begins over 1.1 times as late.
 """
 
 import argparse
-import asyncio
 import json
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from benchmarks.adapter_server import MEDIA_TYPES, prompts_of, running_server, settings_of
+from benchmarks.adapter_server import CLIENT, MEDIA_TYPES, prompts_of, running_server, settings_of
 from benchmarks.arguments import make_parser
-from benchmarks.async_llm import Engine
+from benchmarks.overhead import COMMAND, ask_directly
 from benchmarks.report import describe_machine, describe_versions
 from benchmarks.workload import (
     FORMATS,
@@ -33,7 +28,6 @@ from benchmarks.workload import (
     make_prompts,
     make_songs,
     prepare_environment,
-    read_song,
 )
 
 LIMIT = 1.1
@@ -47,20 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="music-flamingo-first-delta-") as name:
         folder = Path(name)
         model = args.model or make_model(args.shape, folder)
-        songs = make_songs(
-            None, args.seconds, (args.repeats + 1) * len(COUNTS), folder, args.format
+        planned = plan(
+            make_songs(
+                None, args.seconds, 2 * (args.repeats + 1) * len(COUNTS), folder, args.format
+            )
         )
-        settings = settings_of(model, "vllm", args.dtype)
-        with running_server(settings) as server:
-            streamed = [first_delta_seconds(server.url, song, n) for song, n in plan(songs)]
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            direct = pool.submit(first_token_seconds, settings, plan(songs)).result()
+        door = str(folder / "door")
+        settings = settings_of(model, "vllm", args.dtype) | {"TWO_DOOR_SOCKET": door}
+        streamed, direct = [], []
+        with running_server(settings, COMMAND) as server:
+            for ours, theirs, num_prompts in planned:
+                streamed.append(first_delta_seconds(server.url, ours, num_prompts))
+                prompts = make_prompts(num_prompts)
+                direct.append(ask_directly(door, theirs, prompts, NEW_TOKENS)[0])
     return finish(args, streamed, direct)
 
 
-def plan(songs: Sequence[Path]) -> list[tuple[Path, int]]:
-    """Each song, and how many prompts are asked about it; the first of each count warms up."""
-    return [(song, COUNTS[index % len(COUNTS)]) for index, song in enumerate(songs)]
+def plan(songs: Sequence[Path]) -> list[tuple[Path, Path, int]]:
+    """A song for either way, and how many prompts are asked about it; the first of each count
+    warms up."""
+    pairs = zip(songs[::2], songs[1::2], strict=True)
+    return [(*pair, COUNTS[index % len(COUNTS)]) for index, pair in enumerate(pairs)]
 
 
 def first_delta_seconds(url: str, song: Path, num_prompts: int) -> float:
@@ -72,41 +73,13 @@ def first_delta_seconds(url: str, song: Path, num_prompts: int) -> float:
         "audio": (song.name, song.read_bytes(), MEDIA_TYPES[song.suffix]),
     }
     seconds = None
-    with httpx.stream("POST", f"{url}/generate_batch", files=parts, timeout=None) as response:
+    with CLIENT.stream("POST", f"{url}/generate_batch", files=parts) as response:
         for line in response.iter_lines():
             if seconds is None and line == "event: delta":
                 seconds = time.perf_counter() - started
     if seconds is None:
         raise RuntimeError(f"the server answered {response.status_code} and no delta")
     return seconds
-
-
-def first_token_seconds(settings: dict[str, str], planned: list[tuple[Path, int]]) -> list[float]:
-    os.environ.update(settings)
-    return asyncio.run(_first_token_seconds(settings, planned))
-
-
-async def _first_token_seconds(
-    settings: dict[str, str], planned: list[tuple[Path, int]]
-) -> list[float]:
-    engine = await asyncio.to_thread(Engine.start, settings)
-    try:
-        return [await _ask(engine, song, num_prompts) for song, num_prompts in planned]
-    finally:
-        await asyncio.to_thread(engine.llm.shutdown)
-
-
-async def _ask(engine: Engine, song: Path, num_prompts: int) -> float:
-    """Until the first token of any prompt; all are answered to their end."""
-    started = time.perf_counter()
-    samples = await asyncio.to_thread(read_song, song)
-    firsts = await asyncio.gather(
-        *(
-            engine.first_token_at(samples, song.name, prompt, NEW_TOKENS)
-            for prompt in make_prompts(num_prompts)
-        )
-    )
-    return min(firsts) - started
 
 
 def finish(args: argparse.Namespace, streamed: Sequence[float], direct: Sequence[float]) -> int:

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return time.perf_counter() - started
 
             def directly(song: Path) -> float:
-                return ask_directly(door, song, prompts, NEW_TOKENS)
+                return ask_directly(door, song, prompts, NEW_TOKENS)[1]
 
             prompts = make_prompts(PROMPTS)
             for way in (over_http, directly):
@@ -69,14 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(args, http, direct)
 
 
-def ask_directly(door: str, song: Path, prompts: Sequence[str], max_new_tokens: int) -> float:
-    """The seconds that the server says."""
+def ask_directly(
+    door: str, song: Path, prompts: Sequence[str], max_new_tokens: int
+) -> tuple[float, float]:
+    """The seconds to the first token and to the last, as the server says."""
     body = {"song": str(song), "prompts": prompts, "max_new_tokens": max_new_tokens}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(door)
         connection.sendall(json.dumps(body).encode() + b"\n")
         with connection.makefile() as answer:
-            return float(answer.readline())
+            first, last = json.loads(answer.readline())
+    return first, last
 
 
 def take_turns(

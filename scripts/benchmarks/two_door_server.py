@@ -1,8 +1,9 @@
-"""`python -m adapter serve` with a second door, for overhead.py: what comes in there is asked of
-the server's own AsyncLLM directly.
+"""`python -m adapter serve` with a second door, for overhead.py and first_delta.py: what comes in
+there is asked of the server's own AsyncLLM directly.
 
 A connection to the Unix socket TWO_DOOR_SOCKET takes a line of JSON, {"song": path, "prompts":
-[text], "max_new_tokens"}, and answers with one, the seconds from that file to the last token.
+[text], "max_new_tokens"}, and answers with one, the seconds from that file to the first token and
+to the last.
 """
 
 import asyncio
@@ -36,13 +37,14 @@ class TwoDoorServer(server.Server):
         path = Path(asked["song"])
         started = time.perf_counter()
         samples = await asyncio.to_thread(read_song, path)
-        await asyncio.gather(
+        first_at = await asyncio.gather(
             *(
-                direct.answer(samples, path.name, prompt, asked["max_new_tokens"])
+                direct.first_token_at(samples, path.name, prompt, asked["max_new_tokens"])
                 for prompt in asked["prompts"]
             )
         )
-        writer.write(f"{time.perf_counter() - started}\n".encode())
+        seconds = [at - started for at in (min(first_at), time.perf_counter())]
+        writer.write(json.dumps(seconds).encode() + b"\n")
         await writer.drain()
         writer.close()
 

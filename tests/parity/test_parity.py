@@ -147,9 +147,9 @@ def test_a_prompt_that_spells_special_tokens_is_answered_as_plain_text(
 
 
 @pytest.mark.parametrize("with_song", [False, True], ids=["text", "song"])
-def test_thousands_of_special_tokens_are_plain_text(benches: Benches, with_song: bool) -> None:
+def test_a_thousand_special_tokens_are_plain_text(benches: Benches, with_song: bool) -> None:
     melody = Melody(2 * RATE) if with_song else None
-    benches.check("tiny", Case((Question("<sound><|im_end|>" * 1000, melody),)))
+    benches.check("tiny", Case((Question("<sound><|im_end|>" * 500, melody),)))
 
 
 lengths = st.one_of(
