@@ -20,6 +20,7 @@ from demo_training.tokenizer import NUM_NUMBERS
 
 NUM_CODE_DIMS = 20  # of the language model's width; as many as the head's slow pairs have
 SHARPNESS = 24.0  # the attention logit of a code with its own number's vector, at most
+CODE_SHARE = 0.15  # of an embedding's square length, about
 STEPS = 1000
 GELU_SHIFT = 5.0  # gelu(x + 5) is x + 5
 
@@ -42,7 +43,7 @@ def fit_clock(codes: Tensor, rates: Tensor, generator: torch.Generator) -> Clock
     optimizer = torch.optim.Adam([projection, numbers], lr=0.03)
     for _ in range(STEPS):
         distances = len(codes) * torch.rand(NUM_NUMBERS, 1, generator=generator)
-        keys = half_normalize(codes @ projection.T)
+        keys = normalize_partly(codes @ projection.T)
         scores = SHARPNESS * turn(normalize(numbers, dim=1), distances * rates) @ keys.T
         shares = scores.log_softmax(1).view(NUM_NUMBERS, NUM_NUMBERS, EMBEDDINGS_A_SECOND)
         missed = -shares.logsumexp(2).diagonal()
@@ -56,10 +57,10 @@ def fit_clock(codes: Tensor, rates: Tensor, generator: torch.Generator) -> Clock
         return Clock(projection * scale, normalize(numbers, dim=1) * length)
 
 
-def half_normalize(vectors: Tensor) -> Tensor:
-    """As RMSNorm leaves them, where about half of an embedding's square length is its code."""
+def normalize_partly(vectors: Tensor) -> Tensor:
+    """As RMSNorm leaves them: an embedding's squares are the code's, and those of what is heard."""
     squares = vectors.square().sum(1, keepdim=True)
-    return vectors / (0.5 * squares + 0.5 * squares.mean()).sqrt()
+    return vectors / (CODE_SHARE * squares + (1 - CODE_SHARE) * squares.mean()).sqrt()
 
 
 def turn(vectors: Tensor, angles: Tensor) -> Tensor:

@@ -58,4 +58,6 @@ def _draw(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
     gain = RESIDUAL_GAIN if name.split(".")[-2] in WRITING_LAYERS else 1.0
     if "lm_head" in name:
         gain = 0.3
+    if "projector" in name:
+        gain = 1.5  # what is heard: as large as a text's embeddings
     return gain * drawn / like[0].numel() ** 0.5
