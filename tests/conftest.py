@@ -15,6 +15,7 @@ SLOW_FILES = {
     "test_bombs.py",
     "test_connections.py",
     "test_demo_model.py",
+    "test_demo_training.py",
     "test_family.py",
     "test_grammar.py",
     "test_grammar_pool.py",

@@ -1,7 +1,7 @@
 """How a model of this size learns to find "second 45": the time that RoTE turns into its audio
 embeddings is made readable by hand, then trained on.
 
-RoTE turns the first 40 of an embedding's dimensions by angles that follow from its time alone. Where
+RoTE turns the first 40 dimensions of an embedding by angles that follow from its time alone. Where
 these hold the same constant in all embeddings, the turned ones are a code of the time. A number's
 token is given the vector that, of all codes, is most like those of its own second.
 """
@@ -64,7 +64,7 @@ def normalize_partly(vectors: Tensor) -> Tensor:
 
 
 def turn(vectors: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + half) of vectors (n, 2 * half) by angles (n, half), as Qwen2 does."""
+    """Rotate pairs (i, i + half) of `vectors` (n, 2 * half) by `angles` (n, half), as Qwen2."""
     first, second = vectors.chunk(2, dim=1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=1)
@@ -72,7 +72,9 @@ def turn(vectors: Tensor, angles: Tensor) -> Tensor:
 
 def time_codes(model: Any, seconds: int) -> Tensor:
     """What RoTE makes of (1, 0, 1, 0, …) at each embedding: (25 * seconds, 40)."""
-    windows = [turns(model.model.pos_emb, window) for window in range(-(-seconds // WINDOW_SECONDS))]
+    windows = [
+        turns(model.model.pos_emb, window) for window in range(-(-seconds // WINDOW_SECONDS))
+    ]
     cos, sin = (torch.cat(one, dim=1)[0] for one in zip(*windows, strict=True))
     codes = torch.stack((cos[:, ::2], sin[:, ::2]), dim=-1).flatten(-2)
     return codes[: EMBEDDINGS_A_SECOND * seconds].float()
@@ -130,7 +132,7 @@ def _set_finding_head(attention: Any) -> None:
     strength = (SHARPNESS / NUM_CODE_DIMS * attention.head_dim**0.5) ** 0.5
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight[slots] = 0.0
-        projection.weight[slots, : NUM_CODE_DIMS] = strength * torch.eye(NUM_CODE_DIMS)
+        projection.weight[slots, :NUM_CODE_DIMS] = strength * torch.eye(NUM_CODE_DIMS)
     attention.q_proj.weight[: attention.head_dim, NUM_CODE_DIMS:] = 0.0
     attention.v_proj.weight[: attention.head_dim, :NUM_CODE_DIMS] = 0.0
 

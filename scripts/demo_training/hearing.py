@@ -33,12 +33,13 @@ def hear(model: Any, features: Tensor, seconds: int) -> Tensor:
         last = first + length * FRAMES_A_SECOND + (0 if whole else SPARE_FRAMES)
         states = encode(model.audio_tower, features[:, :, first:last], length)
         cos, sin = turns(model.pos_emb, window)
-        heard.append(apply_rotary_time_emb(states, cos[:, : states.shape[1]], sin[:, : states.shape[1]]))
+        cos, sin = cos[:, : states.shape[1]], sin[:, : states.shape[1]]
+        heard.append(apply_rotary_time_emb(states, cos, sin))  # type: ignore[no-untyped-call]
     return model.multi_modal_projector(torch.cat(heard, dim=1))  # type: ignore[no-any-return]
 
 
 def encode(tower: Any, features: Tensor, seconds: int) -> Tensor:
-    """The audio tower on a window that is cut behind its sound: (num_songs, 25 * seconds, width)."""
+    """The audio tower on a window cut behind its sound: (num_songs, 25 * seconds, width)."""
     states = torch.nn.functional.gelu(tower.conv1(features))
     states = torch.nn.functional.gelu(tower.conv2(states)).permute(0, 2, 1)
     states = states[:, : 2 * EMBEDDINGS_A_SECOND * seconds]
@@ -63,9 +64,10 @@ def prefill(model: Any, audio: Tensor, before: Tensor, behind: Tensor) -> Dynami
 def answer_logits(model: Any, cache: DynamicCache, token_ids: Tensor) -> Tensor:
     """Logits (num_songs, num_questions, length, vocabulary) of `token_ids`, padded at the end."""
     num_songs, num_questions, length = token_ids.shape
+    layers: Any = cache.layers
     repeated = [
-        (layer.keys.repeat_interleave(num_questions, 0), layer.values.repeat_interleave(num_questions, 0))
-        for layer in cache.layers
+        tuple(kept.repeat_interleave(num_questions, 0) for kept in (layer.keys, layer.values))
+        for layer in layers
     ]
     states = model.model.language_model(
         input_ids=token_ids.view(-1, length),

@@ -26,6 +26,7 @@ IGNORED = -100  # a label that counts for nothing
 HOP = RATE_HZ // 100
 MAX_CUT_SECONDS = 20  # how much longer a song is than the moment that is cut from it
 
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """What a stage's lessons are like. `kinds` are asked of each song, in short rows; `presets` are
@@ -39,6 +40,7 @@ class Course:
     num_presets: int = 0
     cut_share: float = 0.3
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """`token_ids` and `labels` are (num_songs, num_questions, length); the label of a position is
@@ -47,6 +49,7 @@ class Rows:
     token_ids: Tensor
     labels: Tensor
     kinds: tuple[tuple[str, ...], ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
@@ -57,6 +60,7 @@ class Lesson:
     truths: dict[str, Tensor]
     rows: tuple[Rows, ...]
 
+
 HEADS = {  # what a second's sound tells, and how many classes there are
     "tempo": len(TEMPOS),
     "key": 24,
@@ -65,6 +69,7 @@ HEADS = {  # what a second's sound tells, and how many classes there are
     "part": len(KINDS) + 1,
     "begins": 2,
 }
+
 
 class Lessons(Dataset[Lesson]):
     """The lessons of a stage, by their number."""
@@ -81,6 +86,7 @@ class Lessons(Dataset[Lesson]):
     def __getitem__(self, index: int) -> Lesson:
         rng = np.random.default_rng([*self._seed, index])
         return self._scribe.write(rng, self._course)
+
 
 class Scribe:
     """Writes lessons with the checkpoint's own tokenizer and feature extractor."""
@@ -119,7 +125,7 @@ class Scribe:
         return Lesson(self.extract(songs, seconds), seconds, truths, rows)
 
     def extract(self, songs: Sequence[MadeSong], seconds: int) -> Tensor:
-        """Log-mel features as the processor makes them, a window at a time, cut behind the sound."""
+        """Log-mel features as the processor makes them, window by window, cut behind the sound."""
         pieces = []
         for start in range(0, seconds, WINDOW_SECONDS):
             length = min(WINDOW_SECONDS, seconds - start)
@@ -157,6 +163,7 @@ class Scribe:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+
 def draw_song(rng: np.random.Generator, course: Course, seconds: int) -> MadeSong:
     """A whole song of so many seconds, or a moment of a longer one."""
     num_parts = int(rng.integers(course.num_parts[0], course.num_parts[1] + 1))
@@ -169,10 +176,12 @@ def draw_song(rng: np.random.Generator, course: Course, seconds: int) -> MadeSon
         start = min(float(more), start + float(rng.integers(100)) / 100)
     return cut_song(song, start, start + seconds)
 
+
 def find_truths(song: MadeSong) -> dict[str, Tensor]:
     """For each of HEADS, the class of each second; IGNORED where a second holds two."""
     seconds = [_truths_at(song, second) for second in range(int(song.seconds))]
     return {name: torch.tensor([truths.get(name, IGNORED) for truths in seconds]) for name in HEADS}
+
 
 def _truths_at(song: MadeSong, second: int) -> dict[str, int]:
     part = song.part_at(second)
@@ -196,9 +205,11 @@ def _truths_at(song: MadeSong, second: int) -> dict[str, int]:
         truths["chord"] = TONICS.index(chord.removesuffix("m")) + 12 * chord.endswith("m")
     return truths
 
+
 def _draw_presets(rng: np.random.Generator, course: Course) -> list[str]:
     if not course.num_presets:
         return []
     return [str(kind) for kind in rng.choice(course.presets, course.num_presets, replace=False)]
+
 
 assert EMBEDDINGS_A_SECOND * 4 == 100  # frames a second

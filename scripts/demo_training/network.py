@@ -1,4 +1,4 @@
-"""The model before its training: transformers' own classes, small, its weights drawn from a seed."""
+"""The model before its training: transformers' own classes, with weights drawn from a seed."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ WRITING_LAYERS = ("o_proj", "down_proj", "out_proj", "fc2")
 
 def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     """A MusicFlamingoForConditionalGeneration in float32, all weights trainable."""
-    model: Any = transformers.MusicFlamingoForConditionalGeneration(
-        build_config(tokenizer, SHAPE)
-    )
+    model: Any = transformers.MusicFlamingoForConditionalGeneration(build_config(tokenizer, SHAPE))
     model.generation_config = build_generation_config(tokenizer)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             weight.copy_(_draw(name, weight, generator))
-    number_ids = tokenizer.convert_tokens_to_ids([str(n) for n in range(NUM_NUMBERS)])
+    vocabulary = tokenizer.get_vocab()
+    number_ids = [vocabulary[str(number)] for number in range(NUM_NUMBERS)]
     set_beats(model.model.audio_tower)
     set_clock(model, number_ids, generator)
     return model.requires_grad_()
@@ -52,7 +51,7 @@ def _draw(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
         return torch.full(like.shape, float("norm" in name and name.endswith("weight")))
     if "embed_positions" in name:
         return 0.3 * sinusoids(*like.shape)
-    drawn = torch.randn(like.shape, generator=generator)
+    drawn: Tensor = torch.randn(like.shape, generator=generator)
     if "embed_tokens" in name:
         return drawn
     gain = RESIDUAL_GAIN if name.split(".")[-2] in WRITING_LAYERS else 1.0
@@ -60,4 +59,5 @@ def _draw(name: str, like: Tensor, generator: torch.Generator) -> Tensor:
         gain = 0.3
     if "projector" in name:
         gain = 1.5  # what is heard: as large as a text's embeddings
-    return gain * drawn / like[0].numel() ** 0.5
+    scale: float = gain / like[0].numel() ** 0.5
+    return scale * drawn

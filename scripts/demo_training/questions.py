@@ -78,11 +78,12 @@ WORDINGS: dict[str, tuple[str, ...]] = {
 }
 PRESETS = {preset.name: preset.prompt for preset in built_in_presets()}
 BARS_OF_A_LOOP = 4
+LATE_SECOND = 30  # where the encoder's second window begins
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`kind` is a name of WORDINGS, or a preset's."""
+    """`kind` is one of FIXED or DRAWN, or a preset's name."""
 
     kind: str
     prompt: str
@@ -106,12 +107,14 @@ def draw_question(rng: np.random.Generator, song: MadeSong, kind: str) -> Questi
         return None
     if kind in PRESETS:
         return Question(kind, PRESETS[kind], truths.section(kind, song))
+    if kind == "late second" and song.seconds <= LATE_SECOND:
+        return None
     prompt, answer = DRAWN[kind](rng, song) if kind in DRAWN else ("", FIXED[kind](song))
     return Question(kind, prompt or str(rng.choice(WORDINGS[kind])), answer)
 
 
 def has_loop(song: MadeSong) -> bool:
-    """Whether all chords are heard: a whole song begins with the first of them, a moment anywhere."""
+    """Whether all chords are heard: a whole song begins with the first, a moment anywhere."""
     if not song.is_cut:
         return True
     loop_seconds = 60 / song.tempo_bpm * 4 * BARS_OF_A_LOOP
@@ -165,6 +168,10 @@ def _draw_second(rng: np.random.Generator, song: MadeSong) -> tuple[str, str]:
     return _about_a_second(rng, song, "second", answer_second)
 
 
+def _draw_late_second(rng: np.random.Generator, song: MadeSong) -> tuple[str, str]:
+    return _about_a_second(rng, song, "second", answer_second, first=LATE_SECOND)
+
+
 def _draw_part_at(rng: np.random.Generator, song: MadeSong) -> tuple[str, str]:
     return _about_a_second(rng, song, "part at second", answer_part_at)
 
@@ -174,10 +181,11 @@ def _about_a_second(
     song: MadeSong,
     kind: str,
     answer: Callable[[MadeSong, int], str | None],
+    first: int = 0,
 ) -> tuple[str, str]:
     wording = str(rng.choice(WORDINGS[kind]))
     while True:
-        second = int(rng.integers(int(song.seconds)))
+        second = int(rng.integers(first, int(song.seconds)))
         true = answer(song, second)
         if true is not None:
             return wording.format(second=second), true
@@ -222,6 +230,7 @@ FIXED: Mapping[str, Callable[[MadeSong], str]] = {
 }
 DRAWN: Mapping[str, Callable[[np.random.Generator, MadeSong], tuple[str, str]]] = {
     "second": _draw_second,
+    "late second": _draw_late_second,
     "part at second": _draw_part_at,
     "part begins": _draw_begin,
     "part's lead": _draw_part_lead,

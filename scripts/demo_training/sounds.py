@@ -76,9 +76,7 @@ def drum(kind: Drum) -> Samples:
     return _frozen(strokes[kind][:audible])
 
 
-def _phase(
-    timbre: Timbre, hertz: float, time: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _phase(timbre: Timbre, hertz: float, time: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     phase = 2 * np.pi * hertz * time
     if not timbre.vibrato_hz:
         return phase

@@ -105,7 +105,7 @@ def train(
         progress = Progress(stage, trainee.step, say)
         for lesson in lessons_of(trainee, stage, seed):
             set_rate(trainee.optimizer, stage, trainee.step)
-            progress.note(learn(trainee, stage, lesson))
+            progress.note(*learn(trainee, stage, lesson))
             trainee.step += 1
             if time.monotonic() - saved > SAVE_SECONDS:
                 save(trainee, path)
@@ -138,8 +138,9 @@ def set_rate(optimizer: torch.optim.Optimizer, stage: Stage, step: int) -> None:
         group["lr"] = rate * min(1.0, (step + 1) / WARM_UP_STEPS)
 
 
-def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> Counter[str]:
-    """One step. Returns what was right of what was asked, under "NAME right" and "NAME asked"."""
+def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> tuple[float, Counter[str]]:
+    """One step. Returns the loss, and what was right of what was asked, under "NAME right" and
+    "NAME asked"."""
     audio = hear(trainee.model, lesson.features, lesson.seconds)
     counts: Counter[str] = Counter()
     loss = heads_loss(trainee.heads, audio, lesson, counts)
@@ -150,15 +151,13 @@ def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> Counter[str]:
     weights = [w for group in trainee.optimizer.param_groups for w in group["params"]]
     nn.utils.clip_grad_norm_(weights, CLIP_NORM)
     trainee.optimizer.step()
-    counts["loss"] += loss.item()
-    return counts
+    return loss.item(), counts
 
 
-def heads_loss(
-    heads: nn.ModuleDict, audio: Tensor, lesson: Lesson, counts: Counter[str]
-) -> Tensor:
+def heads_loss(heads: nn.ModuleDict, audio: Tensor, lesson: Lesson, counts: Counter[str]) -> Tensor:
     """What each second's mean embedding, but for its time, tells of it."""
-    seconds = audio[..., NUM_CODE_DIMS:].unflatten(1, (lesson.seconds, EMBEDDINGS_A_SECOND)).mean(2)
+    heard = audio[..., NUM_CODE_DIMS:]
+    seconds = heard.view(len(heard), lesson.seconds, EMBEDDINGS_A_SECOND, -1).mean(2)
     losses = []
     for name, head in heads.items():
         logits, truths = head(seconds), lesson.truths[name]
@@ -169,9 +168,7 @@ def heads_loss(
     return torch.stack([loss for loss in losses if not loss.isnan()]).sum()
 
 
-def answers_loss(
-    trainee: Trainee, audio: Tensor, lesson: Lesson, counts: Counter[str]
-) -> Tensor:
+def answers_loss(trainee: Trainee, audio: Tensor, lesson: Lesson, counts: Counter[str]) -> Tensor:
     """Each row counts alike, however long its answer."""
     cache = prefill_song(trainee, audio)
     losses = []
@@ -192,7 +189,7 @@ def prefill_song(trainee: Trainee, audio: Tensor) -> Any:
 
 
 def count_right(logits: Tensor, rows: Rows) -> Counter[str]:
-    """An answer is right where each of its tokens is the likeliest: then greedy decoding gives it."""
+    """An answer is right where each of its tokens is the likeliest: greedy decoding gives it."""
     right = ((logits.argmax(-1) == rows.labels) | (rows.labels == IGNORED)).all(-1)
     counts: Counter[str] = Counter()
     for song, kinds in enumerate(rows.kinds):
@@ -208,10 +205,11 @@ class Progress:
     def __init__(self, stage: Stage, step: int, say: Callable[[str], None]) -> None:
         self._stage, self._step, self._say = stage, step, say
         self._counts: Counter[str] = Counter()
-        self._steps = 0
+        self._loss, self._steps = 0.0, 0
         self._since = time.monotonic()
 
-    def note(self, counts: Counter[str]) -> None:
+    def note(self, loss: float, counts: Counter[str]) -> None:
+        self._loss += loss
         self._counts.update(counts)
         self._step += 1
         self._steps += 1
@@ -221,17 +219,19 @@ class Progress:
         left = step_seconds * (self._stage.num_steps - self._step)
         self._say(
             f"{self._stage.name} {self._step}/{self._stage.num_steps} "
-            f"loss {self._counts['loss'] / self._steps:.3f} {format_shares(self._counts)} | "
+            f"loss {self._loss / self._steps:.3f} {format_shares(self._counts)} | "
             f"{step_seconds:.2f} s a step, {left:.0f} s left of the stage"
         )
         self._counts.clear()
-        self._steps = 0
+        self._loss, self._steps = 0.0, 0
         self._since = time.monotonic()
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:
     """The share of right ones by name."""
-    asked = {name.removesuffix(" asked"): n for name, n in counts.items() if name.endswith(" asked")}
+    asked = {
+        name.removesuffix(" asked"): n for name, n in counts.items() if name.endswith(" asked")
+    }
     return {name: counts.get(f"{name} right", 0) / n for name, n in asked.items() if n}
 
 

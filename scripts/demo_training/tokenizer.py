@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NUM_NUMBERS = 151  # 0 to 150, a token each: the seconds and tempos that are spoken of
-# Letters, digits, other signs, white space: each run by itself, a number whole and without its space.
+# Runs of letters, of digits, of other signs, of white space: a number whole, without its space.
 SPLIT = r"\p{N}+| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 NUM_CORPUS_SONGS = 400
 
@@ -41,7 +41,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
