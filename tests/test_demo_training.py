@@ -1,5 +1,6 @@
 """What the demo checkpoint is trained on is what is served: the same tokens, the same logits."""
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
+from demo_training import stages
 from demo_training.hearing import answer_logits, hear, prefill
-from demo_training.lessons import IGNORED, Scribe
+from demo_training.lessons import IGNORED, Course, Scribe
 from demo_training.network import SHAPE, build_network
 from demo_training.questions import Question, draw_questions
 from demo_training.songs import MadeSong, make_song
@@ -82,3 +84,39 @@ def test_a_number_that_is_spoken_of_is_one_token(processor: Any) -> None:
 def test_any_text_has_tokens_and_comes_back(processor: Any) -> None:
     for text in ('What is "Straße" 2026?\n\n', "初音ミク", '{"key":"A","bpm":120}'):
         assert processor.tokenizer.decode(processor.tokenizer.encode(text)) == text
+
+
+class StoppedError(Exception):
+    """Ends a training, as a kill would."""
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
+    model: Any, processor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = Course(num_songs=1, seconds=(6, 8), num_parts=(1, 1), kinds=("tempo", "second"))
+    taught = (stages.Stage("speak", num_steps=4, rates=(1e-3, 1e-4), course=course),)
+    monkeypatch.setattr(stages, "SAVE_SECONDS", -1)  # after every step
+    learn = stages.learn
+
+    def trainee() -> stages.Trainee:
+        return stages.new_trainee(copy.deepcopy(model), Scribe(processor), seed=0)
+
+    def stop_at_the_third(one: stages.Trainee, *args: Any) -> Any:
+        if one.step == 2:
+            raise StoppedError
+        return learn(one, *args)
+
+    unbroken, stopped, resumed = trainee(), trainee(), trainee()
+    stages.train(unbroken, taught, 0, tmp_path / "unbroken.pt", print)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(stages, "learn", stop_at_the_third)
+        stages.train(stopped, taught, 0, tmp_path / "state.pt", print)
+    resumed.load(tmp_path / "state.pt")
+    assert (resumed.stage, resumed.step) == (0, 2)
+    stages.train(resumed, taught, 0, tmp_path / "state.pt", print)
+
+    for name, weight in unbroken.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+        assert name == "model.audio_tower.embed_positions.weight" or not torch.equal(
+            weight, model.state_dict()[name]
+        )

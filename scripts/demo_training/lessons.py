@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from demo_training.hearing import EMBEDDINGS_A_SECOND, SPARE_FRAMES, WINDOW_SECONDS
-from demo_training.questions import Question, draw_questions
+from demo_training.questions import Question, draw_questions, has_loop
 from demo_training.songs import KINDS, MODES, TEMPOS, TONICS, MadeSong, cut_song, make_song
 from demo_training.sounds import LEADS, RATE_HZ
 
@@ -63,7 +63,7 @@ class Lesson:
 
 HEADS = {  # what a second's sound tells, and how many classes there are
     "tempo": len(TEMPOS),
-    "key": 24,
+    "loop": 48,  # a key and one of its two progressions
     "chord": 24,
     "lead": len(LEADS) + 1,
     "part": len(KINDS) + 1,
@@ -192,10 +192,11 @@ def _truths_at(song: MadeSong, second: int) -> dict[str, int]:
     key = song.key
     truths = {
         "tempo": TEMPOS.index(song.tempo_bpm),
-        "key": key.tonic + 12 * MODES.index(key.mode),
         "lead": LEADS.index(part.lead) + 1 if part.lead else 0,
         "part": KINDS.index(part.kind) + 1,
     }
+    if has_loop(song):
+        truths["loop"] = key.tonic + 12 * MODES.index(key.mode) + 24 * song.progression
     if song.is_cut:
         return truths
     truths["begins"] = int(part.start_seconds == second)

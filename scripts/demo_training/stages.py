@@ -45,15 +45,14 @@ class Stage:
     rates: tuple[float, float]
     course: Course
     speaks: bool = True
-    heads_weight: float = 0.3
 
 
 STAGES = (
     Stage("hear", 1500, (2e-3, 1e-3), Course(8, (8, 14), (1, 2)), speaks=False),
-    Stage("speak", 1500, (2e-3, 1.5e-3), Course(6, (6, 14), (1, 2), ALL_KINDS)),
-    Stage("window", 1200, (1.5e-3, 1.2e-3), Course(4, (12, 30), (1, 4), ALL_KINDS, ALL_PRESETS, 2)),
-    Stage("minute", 900, (1.2e-3, 8e-4), Course(3, (30, 60), (2, 5), ALL_KINDS, ALL_PRESETS, 2)),
-    Stage("song", 900, (8e-4, 5e-5), Course(2, (20, 100), (2, 5), ALL_KINDS * 2, ALL_PRESETS, 3)),
+    Stage("speak", 1500, (1.5e-3, 1.2e-3), Course(6, (6, 14), (1, 2), ALL_KINDS)),
+    Stage("window", 1200, (1.2e-3, 1e-3), Course(4, (12, 30), (1, 4), ALL_KINDS, ALL_PRESETS, 2)),
+    Stage("minute", 900, (1e-3, 7e-4), Course(3, (30, 60), (2, 5), ALL_KINDS, ALL_PRESETS, 2)),
+    Stage("song", 900, (7e-4, 3e-5), Course(2, (20, 100), (2, 5), ALL_KINDS * 2, ALL_PRESETS, 3)),
 )
 
 
@@ -112,6 +111,7 @@ def train(
                 saved = time.monotonic()
         trainee.stage, trainee.step = trainee.stage + 1, 0
         save(trainee, path)
+        save(trainee, path.with_name(f"after-{stage.name}.pt"))
 
 
 def save(trainee: Trainee, path: Path) -> None:
@@ -145,7 +145,7 @@ def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> tuple[float, Counte
     counts: Counter[str] = Counter()
     loss = heads_loss(trainee.heads, audio, lesson, counts)
     if stage.speaks:
-        loss = stage.heads_weight * loss + answers_loss(trainee, audio, lesson, counts)
+        loss = loss + answers_loss(trainee, audio, lesson, counts)
     trainee.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     weights = [w for group in trainee.optimizer.param_groups for w in group["params"]]
