@@ -114,11 +114,16 @@ def _set_projector(projector: Any, clock: Clock) -> None:
 
 
 def _set_numbers(model: Any, clock: Clock, number_ids: list[int]) -> None:
-    """Numbers are asked by their vector, and told by it: the output layer knows them too."""
-    embeddings = model.model.language_model.embed_tokens.weight
+    """Numbers are asked by their vector, and told by it: the output layer knows them too.
+
+    In all else they start out alike, so that what is learned of some is learned of all.
+    """
+    embeddings, outputs = model.model.language_model.embed_tokens.weight, model.lm_head.weight
     embeddings[:, :NUM_CODE_DIMS] = 0.0
+    embeddings[number_ids] = embeddings[number_ids[0]].clone()
+    outputs[number_ids] = outputs[number_ids[0]].clone()
     embeddings[number_ids, :NUM_CODE_DIMS] = clock.numbers
-    model.lm_head.weight[number_ids, :NUM_CODE_DIMS] = 0.3 * clock.numbers
+    outputs[number_ids, :NUM_CODE_DIMS] = 0.3 * clock.numbers
 
 
 def _set_finding_head(attention: Any) -> None:
