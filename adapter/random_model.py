@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, Qwen2Tokenizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 Architecture = Literal[
     "MusicFlamingoForConditionalGeneration", "AudioFlamingo3ForConditionalGeneration"
@@ -146,7 +146,7 @@ def build_tokenizer(*, think: bool = False) -> Qwen2Tokenizer:
     return tokenizer
 
 
-def build_processor(tokenizer: Qwen2Tokenizer, shape: ModelShape) -> Any:
+def build_processor(tokenizer: PreTrainedTokenizerFast, shape: ModelShape) -> Any:
     """The family's processor: 30-second windows of 128 mel bins, cut at `max_audio_seconds`."""
     import transformers
 
@@ -174,7 +174,15 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int, shape: ModelShape) -> P
     embeddings = weights["model.language_model.embed_tokens.weight"]
     weights["lm_head.weight"] = successor_weights(tokenizer, embeddings)
     model.load_state_dict(weights, assign=True)
-    model.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = build_generation_config(tokenizer)
+    return model
+
+
+def build_generation_config(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The family's sampling defaults."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=0.7,
         top_k=20,
@@ -183,10 +191,9 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int, shape: ModelShape) -> P
         eos_token_id=tokenizer.convert_tokens_to_ids([END_OF_TURN, END_OF_TEXT]),
         pad_token_id=tokenizer.pad_token_id,
     )
-    return model
 
 
-def build_config(tokenizer: Qwen2Tokenizer, shape: ModelShape) -> Any:
+def build_config(tokenizer: PreTrainedTokenizerFast, shape: ModelShape) -> Any:
     from transformers import (
         AudioFlamingo3Config,
         AudioFlamingo3EncoderConfig,

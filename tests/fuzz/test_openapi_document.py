@@ -8,7 +8,7 @@ from tests.server import Server
 
 @pytest.mark.timeout(600)
 def test_every_answer_is_one_that_the_document_has(fuzzed: Server) -> None:
-    run = run_schemathesis(fuzzed.url, max_examples=200, seed=0)
+    run = run_schemathesis(fuzzed.url, max_examples=120, seed=0)
     assert run.passed, run.report
     for route in ("/generate", "/generate_batch", "/full_report"):
         assert sum(n for (at, _), n in run.statuses.items() if at == route) > 200
