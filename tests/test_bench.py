@@ -113,7 +113,7 @@ def test_paths_agree_on_the_demo_checkpoint_and_the_adapter_is_no_slower() -> No
     assert all(row["ratio"] > 1 > row["flops_utilization"] > 0 for row in document["floors"])
     assert document["versions"]["transformers"] and document["machine"]["cores"]
     assert "hf-groups" in done.stdout.splitlines()[2]
-    assert "24/24" in done.stderr
+    assert "72/72" in done.stderr  # 8 prompts, 3 paths, 3 repetitions
 
 
 def test_a_planted_difference_fails_the_run(compare: Any) -> None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -33,7 +34,7 @@ from benchmarks.workload import (
 )
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("two_door_server.py")))
-PROMPTS = 13
+PROMPTS = make_prompts(13)
 NEW_TOKENS = 64
 State = Literal["new", "known"]
 Seconds = dict[State, list[float]]
@@ -48,25 +49,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         songs = make_songs(None, args.seconds, 2 * args.repeats, folder, args.format)
         door = str(folder / "door")
         settings = settings_of(model, "vllm", args.dtype) | {
-            "ADAPTER_MAX_GROUP_SIZE": str(PROMPTS),
+            "ADAPTER_MAX_GROUP_SIZE": str(len(PROMPTS)),
             "TWO_DOOR_SOCKET": door,
         }
         with running_server(settings, COMMAND) as server:
-
-            def over_http(song: Path) -> float:
-                batch = {"prompts": prompts_of(prompts, NEW_TOKENS), "group_size": PROMPTS}
-                started = time.perf_counter()
-                ask(server.url, song, batch)
-                return time.perf_counter() - started
-
-            def directly(song: Path) -> float:
-                return ask_directly(door, song, prompts, NEW_TOKENS)[1]
-
-            prompts = make_prompts(PROMPTS)
-            for way in (over_http, directly):
+            ways = (partial(over_http, server.url), partial(directly, door))
+            for way in ways:
                 way(make_warm_up_song(folder))
-            http, direct = take_turns(over_http, directly, songs)
+            http, direct = take_turns(*ways, songs)
     return finish(args, http, direct)
+
+
+def over_http(url: str, song: Path) -> float:
+    """The seconds of a batch, for its client."""
+    batch = {"prompts": prompts_of(PROMPTS, NEW_TOKENS), "group_size": len(PROMPTS)}
+    started = time.perf_counter()
+    ask(url, song, batch)
+    return time.perf_counter() - started
+
+
+def directly(door: str, song: Path) -> float:
+    return ask_directly(door, song, PROMPTS, NEW_TOKENS)[1]
 
 
 def ask_directly(

@@ -29,7 +29,6 @@ class TwoDoorServer(server.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         async with await asyncio.start_unix_server(self._answer, os.environ["TWO_DOOR_SOCKET"]):
             await super().serve(sockets)
-        self._direct = None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = json.loads(await reader.readline())
