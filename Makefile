@@ -48,7 +48,7 @@ test: $(READY) ## run all tests (ARGS goes to pytest)
 test-fast: $(READY) ## run the tests that start no engine and no server
 	@$(BIN)/python -m pytest -m "not vllm and not slow" $(ARGS)
 
-soak: $(READY) ## run what takes many engine starts: kills, hangs, sums, sections (an hour or two)
+soak: $(READY) ## run what takes long: kills, hangs, sums, sections, training (an hour or two)
 	@$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
 parity: $(READY) ## compare 500 random cases with Hugging Face (ARGS="--cases N --seed S")
