@@ -18,6 +18,7 @@ Sentence = Annotated[str, Field(pattern=f"^{_PLAIN}{{1,80}}$")]
 Name = Annotated[str, Field(pattern=f"^{_NAME}{{1,28}}$")]
 Percent = Annotated[int, Field(ge=0, le=100)]
 Bpm = Annotated[int, Field(ge=30, le=300)]
+Moment = Annotated[int, Field(ge=0, le=3600)]  # seconds behind the start
 
 Key = Literal[
     "C", "C#", "Db", "D", "D#", "Eb", "E", "F", "F#", "Gb", "G", "G#", "Ab", "A", "A#", "Bb", "B"
@@ -81,6 +82,7 @@ class MusicTheory(Section):
     form: list[Literal["intro", "verse", "chorus", "bridge", "break", "solo", "outro"]] = Field(
         min_length=1, max_length=9
     )
+    form_start_seconds: list[Moment] = Field(min_length=1, max_length=9)  # of each of the form
     harmony: Sentence
     rhythm: Sentence
 
@@ -119,7 +121,7 @@ class SampleGuess(Section):
     """A part of a song that may be a sample."""
 
     kind: SampleKind
-    start_seconds: Annotated[int, Field(ge=0, le=3600)]
+    start_seconds: Moment
     confidence: Percent
     description: Phrase
 
@@ -152,7 +154,7 @@ class SyncBriefMatch(Section):
     )
     scenes: list[Sentence] = Field(min_length=1, max_length=3)
     brands: list[Phrase] = Field(max_length=4)
-    best_moment_seconds: Annotated[int, Field(ge=0, le=3600)]
+    best_moment_seconds: Moment
     instrumental_needed: bool
     cautions: list[Sentence] = Field(max_length=2)
     fit: Percent

@@ -61,7 +61,7 @@ function list(value, indent) {
       return `${indent}* ${name}${plain(scalar(inner, field))}`;
     }
     if (Array.isArray(inner) && inner.every((one) => typeof one !== "object")) {
-      return `${indent}* ${name}${plain(inner.map((one) => scalar(one)).join(", ") || "–")}`;
+      return `${indent}* ${name}${plain(inner.map((one) => scalar(one, field)).join(", ") || "–")}`;
     }
     return `${indent}* ${name || plain(`${Number(field) + 1}`)}\n${list(inner, `${indent}  `)}`;
   }).join("\n");

@@ -10,7 +10,7 @@ export function valueNode(value, field = "") {
   if (value === null || typeof value !== "object") return make("span", {}, scalar(value, field));
   if (!Array.isArray(value)) return fields(value);
   if (value.length === 0) return make("span", { class: "quiet" }, "none");
-  const items = value.map((one) => make("li", {}, valueNode(one)));
+  const items = value.map((one) => make("li", {}, valueNode(one, field)));
   return make("ul", { class: value.every(isWords) ? "words" : "values" }, ...items);
 }
 

@@ -1,5 +1,5 @@
-"""How a model of this size learns to find "second 45": the time that RoTE turns into its audio
-embeddings is made readable by hand, then trained on.
+"""How a model of this size finds "second 45": the time that RoTE turns into its audio embeddings is
+made readable by hand, and what reads it is held as it is while all else is trained.
 
 RoTE turns the first 40 dimensions of an embedding by angles that follow from its time alone. Where
 these hold the same constant in all embeddings, the turned ones are a code of the time. A number's
@@ -13,48 +13,61 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from demo_training.hearing import EMBEDDINGS_A_SECOND, WINDOW_SECONDS, turns
-from demo_training.tokenizer import NUM_NUMBERS
 
 NUM_CODE_DIMS = 20  # of the language model's width; as many as the head's slow pairs have
-SHARPNESS = 24.0  # the attention logit of a code with its own number's vector, at most
+NUM_TIME_DIMS = 18  # of those that hold the time; SINK is another one
+SINK = 18  # where the tokens that open a turn are marked: whoever is no number looks at them
+MARK, SINK_LOGIT = 10.0, 24.0
+FINDING_LAYERS = (0, 1)
+TELLING_LAYER = 2
+NUM_SECONDS = 105  # that have a code; the longest song has 100
+SHARPNESS = 48.0  # the attention logit of a code with its own number's vector, about
 CODE_SHARE = 0.15  # of an embedding's square length, about
-STEPS = 1000
+STEPS, RATE = 3000, 0.1
+FOUND_GAIN = 4.0  # what the finding head writes, against what another one does
 GELU_SHIFT = 5.0  # gelu(x + 5) is x + 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clock:
     """`projection` (NUM_CODE_DIMS, 40) takes a time's code to one of length about √NUM_CODE_DIMS;
-    `numbers` (NUM_NUMBERS, NUM_CODE_DIMS) holds vectors of that length, a row for each second."""
+    `numbers` (NUM_SECONDS, NUM_CODE_DIMS) holds vectors of that length, a row for each second. Both
+    are zero behind NUM_TIME_DIMS."""
 
     projection: Tensor
     numbers: Tensor
 
 
 def fit_clock(codes: Tensor, rates: Tensor, generator: torch.Generator) -> Clock:
-    """Find the vectors whose softmax over all `codes` (25 * NUM_NUMBERS, 40) lies in their second,
+    """Find the vectors whose softmax over all `codes` (25 * NUM_SECONDS, 40) lies in their second,
     however far behind the song the number stands: the head turns its pair i by `rates`[i] a token.
     """
-    projection = torch.randn(NUM_CODE_DIMS, codes.shape[1], generator=generator).requires_grad_()
-    numbers = torch.randn(NUM_NUMBERS, NUM_CODE_DIMS, generator=generator).requires_grad_()
-    optimizer = torch.optim.Adam([projection, numbers], lr=0.03)
+    projection = torch.randn(NUM_TIME_DIMS, codes.shape[1], generator=generator).requires_grad_()
+    numbers = torch.randn(NUM_SECONDS, NUM_TIME_DIMS, generator=generator).requires_grad_()
+    optimizer = torch.optim.Adam([projection, numbers], lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=0.01 * RATE)
     for _ in range(STEPS):
-        distances = len(codes) * torch.rand(NUM_NUMBERS, 1, generator=generator)
+        distances = len(codes) * torch.rand(NUM_SECONDS, 1, generator=generator)
         keys = normalize_partly(codes @ projection.T)
         scores = SHARPNESS * turn(normalize(numbers, dim=1), distances * rates) @ keys.T
-        shares = scores.log_softmax(1).view(NUM_NUMBERS, NUM_NUMBERS, EMBEDDINGS_A_SECOND)
+        shares = scores.log_softmax(1).view(NUM_SECONDS, NUM_SECONDS, EMBEDDINGS_A_SECOND)
         missed = -shares.logsumexp(2).diagonal()
         loss = missed.mean() + missed.square().mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        schedule.step()
     with torch.no_grad():
         length = NUM_CODE_DIMS**0.5
         scale = length / (codes @ projection.T).norm(dim=1).mean()
-        return Clock(projection * scale, normalize(numbers, dim=1) * length)
+        spare = NUM_CODE_DIMS - NUM_TIME_DIMS
+        return Clock(
+            pad(projection * scale, (0, 0, 0, spare)),
+            pad(normalize(numbers, dim=1) * length, (0, spare)),
+        )
 
 
 def normalize_partly(vectors: Tensor) -> Tensor:
@@ -81,17 +94,57 @@ def time_codes(model: Any, seconds: int) -> Tensor:
 
 
 @torch.no_grad()
-def set_clock(model: Any, number_ids: list[int], generator: torch.Generator) -> None:
-    """Write the clock into a model's weights: see the module's text."""
-    rates = model.model.language_model.rotary_emb.inv_freq[-NUM_CODE_DIMS // 2 :]
+def set_clock(
+    model: Any, number_ids: list[int], opening_id: int, generator: torch.Generator
+) -> None:
+    """Write the clock into a model's weights: see the module's text. `opening_id` is the token that
+    opens a turn."""
+    rates = model.model.language_model.rotary_emb.inv_freq[-NUM_TIME_DIMS // 2 :]
     with torch.enable_grad():
-        clock = fit_clock(time_codes(model, NUM_NUMBERS), rates, generator)
+        clock = fit_clock(time_codes(model, NUM_SECONDS), rates, generator)
     _set_constant(model.model.audio_tower.layer_norm, clock.projection.shape[1])
     _set_projector(model.model.multi_modal_projector, clock)
     _set_numbers(model, clock, number_ids)
+    model.model.language_model.embed_tokens.weight[opening_id, SINK] = MARK
     layers = model.model.language_model.layers
-    _set_finding_head(layers[0].self_attn)
-    _set_telling_head(layers[1].self_attn)
+    for index in FINDING_LAYERS:
+        _set_finding_head(layers[index].self_attn)
+        layers[index].self_attn.o_proj.weight[:NUM_CODE_DIMS] = 0.0  # the code stays as it is
+        layers[index].mlp.down_proj.weight[:NUM_CODE_DIMS] = 0.0
+    _set_telling_head(layers[TELLING_LAYER].self_attn)
+
+
+def hold_clock(model: Any) -> None:
+    """Keep training off the code, the numbers' vectors and the heads that compare them: it would
+    wear them out before it has a use for them."""
+    code = slice(NUM_CODE_DIMS)
+    tower, projector = model.model.audio_tower, model.model.multi_modal_projector
+    language_model = model.model.language_model
+    turned = slice(4 * len(model.model.pos_emb.inv_freq))
+    _hold(tower.layer_norm.weight, turned)
+    _hold(tower.layer_norm.bias, turned)
+    for linear in (projector.linear_1, projector.linear_2):
+        _hold(linear.weight, code)
+        _hold(linear.bias, code)
+    _hold(language_model.embed_tokens.weight, (slice(None), code))
+    for index in FINDING_LAYERS:
+        layer = language_model.layers[index]
+        head = slice(layer.self_attn.head_dim)
+        _hold(layer.input_layernorm.weight, code)
+        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            _hold(linear.weight, head)
+            _hold(linear.bias, head)
+        _hold(layer.self_attn.o_proj.weight, code)
+        _hold(layer.mlp.down_proj.weight, code)
+
+
+def _hold(weight: Tensor, held: Any) -> None:
+    def clear(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        grad[held] = 0.0
+        return grad
+
+    weight.register_hook(clear)  # type: ignore[no-untyped-call]
 
 
 def _set_constant(layer_norm: Any, num_turned: int) -> None:
@@ -122,24 +175,29 @@ def _set_numbers(model: Any, clock: Clock, number_ids: list[int]) -> None:
     embeddings[:, :NUM_CODE_DIMS] = 0.0
     embeddings[number_ids] = embeddings[number_ids[0]].clone()
     outputs[number_ids] = outputs[number_ids[0]].clone()
-    embeddings[number_ids, :NUM_CODE_DIMS] = clock.numbers
-    outputs[number_ids, :NUM_CODE_DIMS] = 0.3 * clock.numbers
+    second_ids = number_ids[:NUM_SECONDS]
+    embeddings[second_ids, :NUM_CODE_DIMS] = clock.numbers
+    outputs[second_ids, :NUM_CODE_DIMS] = 0.3 * clock.numbers
 
 
 def _set_finding_head(attention: Any) -> None:
-    """Query head 0 and key head 0: a number looks at the embeddings of its second.
+    """Query head 0 and key head 0: a number looks at the embeddings of its second, all else at the
+    token that opens a turn, where there is nothing to see.
 
     Only the slow pairs of the head's own rotation are used: they hardly turn over a song.
     """
-    half = attention.head_dim // 2
-    fast = half - NUM_CODE_DIMS // 2
-    slots = [*range(fast, half), *range(half + fast, 2 * half)]
-    strength = (SHARPNESS / NUM_CODE_DIMS * attention.head_dim**0.5) ** 0.5
+    width = attention.head_dim
+    half, pairs = width // 2, NUM_TIME_DIMS // 2
+    slots = [*range(half - pairs, half), *range(width - pairs, width)]
+    sink_slot = half - pairs - 1
+    strength = (SHARPNESS / NUM_CODE_DIMS * width**0.5) ** 0.5
     for projection in (attention.q_proj, attention.k_proj):
-        projection.weight[slots] = 0.0
-        projection.weight[slots, :NUM_CODE_DIMS] = strength * torch.eye(NUM_CODE_DIMS)
-    attention.q_proj.weight[: attention.head_dim, NUM_CODE_DIMS:] = 0.0
-    attention.v_proj.weight[: attention.head_dim, :NUM_CODE_DIMS] = 0.0
+        projection.weight[:width] = 0.0
+        projection.weight[slots, :NUM_TIME_DIMS] = strength * torch.eye(NUM_TIME_DIMS)
+    attention.k_proj.weight[sink_slot, SINK] = 1.0
+    attention.q_proj.bias[sink_slot] = SINK_LOGIT * width**0.5 / MARK
+    attention.v_proj.weight[:width, :NUM_CODE_DIMS] = 0.0
+    attention.o_proj.weight[:, :width] *= FOUND_GAIN
 
 
 def _set_telling_head(attention: Any) -> None:

@@ -29,8 +29,8 @@ MAX_CUT_SECONDS = 20  # how much longer a song is than the moment that is cut fr
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a stage's lessons are like. `kinds` are asked of each song, in short rows; `presets` are
-    drawn from, a preset a song, in long ones."""
+    """What a stage's lessons are like. `kinds` are asked of each song, in short rows; `num_presets`
+    are drawn from `presets` (some are there more often), in long ones."""
 
     num_songs: int
     seconds: tuple[int, int]
@@ -61,7 +61,7 @@ class Lesson:
     rows: tuple[Rows, ...]
 
 
-HEADS = {  # what a second's sound tells, and how many classes there are
+HEADS = {  # what an embedding tells of its second, and how many classes there are
     "tempo": len(TEMPOS),
     "loop": 48,  # a key and one of its two progressions
     "chord": 24,
@@ -210,7 +210,8 @@ def _truths_at(song: MadeSong, second: int) -> dict[str, int]:
 def _draw_presets(rng: np.random.Generator, course: Course) -> list[str]:
     if not course.num_presets:
         return []
-    return [str(kind) for kind in rng.choice(course.presets, course.num_presets, replace=False)]
+    drawn = rng.choice(course.presets, course.num_presets, replace=False)
+    return list(dict.fromkeys(str(kind) for kind in drawn))
 
 
 assert EMBEDDINGS_A_SECOND * 4 == 100  # frames a second

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adapter.random_model import ModelShape, build_config, build_generation_config
 from demo_training.beats import set_beats, sinusoids
-from demo_training.clock import set_clock
+from demo_training.clock import hold_clock, set_clock
 from demo_training.tokenizer import NUM_NUMBERS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ WRITING_LAYERS = ("o_proj", "down_proj", "out_proj", "fc2")
 
 
 def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
-    """A MusicFlamingoForConditionalGeneration in float32, all weights trainable."""
+    """A MusicFlamingoForConditionalGeneration in float32; training leaves its clock alone."""
     model: Any = transformers.MusicFlamingoForConditionalGeneration(build_config(tokenizer, SHAPE))
     model.generation_config = build_generation_config(tokenizer)
     generator = torch.Generator().manual_seed(seed)
@@ -42,8 +42,10 @@ def build_network(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
     vocabulary = tokenizer.get_vocab()
     number_ids = [vocabulary[str(number)] for number in range(NUM_NUMBERS)]
     set_beats(model.model.audio_tower)
-    set_clock(model, number_ids, generator)
-    return model.requires_grad_()
+    set_clock(model, number_ids, vocabulary["<|im_start|>"], generator)
+    model.requires_grad_()
+    hold_clock(model)
+    return model
 
 
 def _draw(name: str, like: Tensor, generator: torch.Generator) -> Tensor:

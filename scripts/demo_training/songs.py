@@ -194,16 +194,16 @@ def _play(
         for pitch in triad:
             _add(room, at, note("piano", 60 + pitch, beat_seconds), 0.3)
         if sound.bass:
-            _add(room, at, note("bass", 48 + root, beat_seconds), 0.5)
+            _add(room, at, note("bass", 48 + root, beat_seconds), 0.7)
         if sound.drums:
             _add(room, at, drum("kick" if index % 2 == 0 else "snare"), 0.6)
         if sound.hats:
-            _add(room, at, drum("hat"), 0.5)
-            _add(room, at + beat_seconds / 2, drum("hat"), 0.5)
+            _add(room, at, drum("hat"), 0.7)
+            _add(room, at + beat_seconds / 2, drum("hat"), 0.7)
         if part.lead:
             for offset, length, pitch in _melody(rng, triad):
                 sounds = note(part.lead, 72 + pitch % 12, length * beat_seconds)
-                _add(room, at + offset * beat_seconds, sounds, 0.6)
+                _add(room, at + offset * beat_seconds, sounds, 0.9)
 
 
 def _melody(

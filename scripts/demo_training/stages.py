@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset
 
 from demo_training.clock import NUM_CODE_DIMS
+from demo_training.handover import hand_over
 from demo_training.hearing import EMBEDDINGS_A_SECOND, answer_logits, hear, prefill
 from demo_training.lessons import HEADS, IGNORED, Course, Lesson, Lessons, Rows, Scribe
 from demo_training.questions import PRESETS
@@ -24,35 +25,40 @@ SAVE_SECONDS = 60
 PRINT_STEPS = 50
 WARM_UP_STEPS = 50
 CLIP_NORM = 1.0
-WEIGHT_DECAY = 0.01
+NOISE = 0.4  # beside what is heard, whose root mean square is about 1
+WEIGHT_DECAY = 0.0  # it would wear out what is held
 
-SECONDS = ("second",) * 6 + ("part at second",) * 2
+SECONDS = ("second",) * 10 + ("part at second",) * 4
 LOOK_UPS = ("part begins", "part's lead", "part's lead")
 WHOLE = ("tempo", "key", "chords", "lead", "instruments", "parts", "description")
 SMALL = ("mood", "singer", "maker")
 ALL_KINDS = SECONDS + LOOK_UPS + WHOLE + SMALL
 MEASURED = ("music_theory", "catalog_metadata", "song_description", "mood_tags")
-ALL_PRESETS = (*MEASURED, *(name for name in PRESETS if name not in MEASURED))
+LATE_KINDS = ALL_KINDS + ("late second",) * 4
+ALL_PRESETS = ("music_theory",) * 3 + MEASURED * 3 + tuple(PRESETS)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`rates` are AdamW's, from its start to its end along a half cosine. Before `speaks`, only the
-    encoder and the projector learn, by what HEADS tell of each second."""
+    """`rates` are AdamW's, from its start to its end along a half cosine. Before one that `speaks`,
+    only the encoder and the projector learn, by what HEADS tell of each second; where it is the
+    first to speak, the language model is handed what they learned."""
 
     name: str
     num_steps: int
     rates: tuple[float, float]
     course: Course
     speaks: bool = True
+    is_handed: bool = False
 
 
-STAGES = (
-    Stage("hear", 1500, (2e-3, 1e-3), Course(8, (8, 14), (1, 2)), speaks=False),
-    Stage("speak", 1500, (1.5e-3, 1.2e-3), Course(6, (6, 14), (1, 2), ALL_KINDS)),
-    Stage("window", 1200, (1.2e-3, 1e-3), Course(4, (12, 30), (1, 4), ALL_KINDS, ALL_PRESETS, 2)),
-    Stage("minute", 900, (1e-3, 7e-4), Course(3, (30, 60), (2, 5), ALL_KINDS, ALL_PRESETS, 2)),
-    Stage("song", 900, (7e-4, 3e-5), Course(2, (20, 100), (2, 5), ALL_KINDS * 2, ALL_PRESETS, 3)),
+STAGES = (  # of several parts: in a song of one, whatever plays anywhere is right at any second
+    Stage("hear", 900, (2e-3, 1.2e-3), Course(8, (8, 14), (1, 2)), speaks=False),
+    Stage("listen", 1200, (1.2e-3, 1e-3), Course(5, (14, 30), (2, 5)), speaks=False),
+    Stage("speak", 800, (1.5e-3, 1.2e-3), Course(6, (8, 20), (2, 4), ALL_KINDS), is_handed=True),
+    Stage("window", 900, (1.2e-3, 1e-3), Course(4, (12, 30), (2, 5), ALL_KINDS, ALL_PRESETS, 2)),
+    Stage("minute", 800, (1e-3, 7e-4), Course(3, (30, 60), (2, 5), LATE_KINDS, ALL_PRESETS, 2)),
+    Stage("song", 900, (7e-4, 3e-5), Course(2, (12, 100), (1, 5), LATE_KINDS, ALL_PRESETS, 3)),
 )
 
 
@@ -101,9 +107,12 @@ def train(
     saved = time.monotonic()
     while trainee.stage < len(stages):
         stage = stages[trainee.stage]
+        if stage.is_handed and trainee.step == 0:
+            hand_over(trainee.model, trainee.heads, torch.Generator().manual_seed(seed))
         progress = Progress(stage, trainee.step, say)
         for lesson in lessons_of(trainee, stage, seed):
             set_rate(trainee.optimizer, stage, trainee.step)
+            torch.manual_seed(hash((seed, trainee.stage, trainee.step)))  # the noise's
             progress.note(*learn(trainee, stage, lesson))
             trainee.step += 1
             if time.monotonic() - saved > SAVE_SECONDS:
@@ -143,7 +152,7 @@ def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> tuple[float, Counte
     "NAME asked"."""
     audio = hear(trainee.model, lesson.features, lesson.seconds)
     counts: Counter[str] = Counter()
-    loss = heads_loss(trainee.heads, audio, lesson, counts)
+    loss = heads_loss(trainee.heads, audio, lesson, counts) + loudness_loss(audio)
     if stage.speaks:
         loss = loss + answers_loss(trainee, audio, lesson, counts)
     trainee.optimizer.zero_grad(set_to_none=True)
@@ -155,17 +164,26 @@ def learn(trainee: Trainee, stage: Stage, lesson: Lesson) -> tuple[float, Counte
 
 
 def heads_loss(heads: nn.ModuleDict, audio: Tensor, lesson: Lesson, counts: Counter[str]) -> Tensor:
-    """What each second's mean embedding, but for its time, tells of it."""
+    """What each embedding, but for its time, tells of its second: who looks there sees a few.
+
+    It tells through noise, so that little room is left in it for what nobody asks.
+    """
     heard = audio[..., NUM_CODE_DIMS:]
-    seconds = heard.view(len(heard), lesson.seconds, EMBEDDINGS_A_SECOND, -1).mean(2)
+    heard = heard + NOISE * torch.randn(heard.shape)
     losses = []
     for name, head in heads.items():
-        logits, truths = head(seconds), lesson.truths[name]
+        logits = head(heard)
+        truths = lesson.truths[name].repeat_interleave(EMBEDDINGS_A_SECOND, dim=1)
         losses.append(cross_entropy(logits.flatten(0, 1), truths.flatten(), ignore_index=IGNORED))
         told = truths != IGNORED
         counts[f"{name} right"] += int((logits.argmax(-1) == truths)[told].sum())
         counts[f"{name} asked"] += int(told.sum())
     return torch.stack([loss for loss in losses if not loss.isnan()]).sum()
+
+
+def loudness_loss(audio: Tensor) -> Tensor:
+    """Keeps what is heard as large as at first, so that the time beside it stays readable."""
+    return audio[..., NUM_CODE_DIMS:].square().mean().log().square()
 
 
 def answers_loss(trainee: Trainee, audio: Tensor, lesson: Lesson, counts: Counter[str]) -> Tensor:

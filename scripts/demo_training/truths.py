@@ -57,7 +57,6 @@ def mood(song: MadeSong) -> str:
 
 
 def music_theory(song: MadeSong) -> MusicTheory:
-    starts = ", ".join(f"{part.kind} {int(part.start_seconds)}" for part in song.sounding)
     return MusicTheory(
         key=TONICS[song.key.tonic],  # type: ignore[arg-type]
         mode=song.key.mode,
@@ -65,8 +64,9 @@ def music_theory(song: MadeSong) -> MusicTheory:
         time_signature="4/4",
         chords=list(song.chords),
         form=[part.kind for part in song.sounding],  # type: ignore[misc]
+        form_start_seconds=[int(part.start_seconds) for part in song.sounding],
         harmony=f"Four chords in {song.key}.",
-        rhythm=f"The parts begin at: {starts}.",
+        rhythm="Four quarters a bar, a chord on each.",
     )
 
 

@@ -49,6 +49,7 @@ ANSWERS: dict[str, Any] = {
         "time_signature": "4/4",
         "chords": ["Am", "F", "C", "G"],
         "form": ["intro", "verse", "chorus", "break", "chorus", "outro"],
+        "form_start_seconds": [0, 13, 40, 67, 80, 107],
         "harmony": "A four-chord loop that leans on the relative major.",
         "rhythm": "Straight eighths with a light push on the off-beats.",
     },

@@ -60,6 +60,7 @@ def test_a_dropped_song_becomes_a_report_of_all_sections(
     expect(section(page, "Description")).to_contain_text(DESCRIPTION)
     expect(section(page, "Mood")).to_contain_text("Valence71")
     expect(section(page, "Sync")).to_contain_text("Best moment1:03")
+    expect(section(page, "Music theory")).to_contain_text("Form start0:000:130:40")
     [asked] = wire.asked
     assert asked.path == "/full_report"
     names = [preset["name"] for preset in PRESETS]

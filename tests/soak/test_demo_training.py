@@ -1,17 +1,14 @@
-"""What the demo checkpoint is trained on is what is served: the same tokens, the same logits."""
+"""What the demo model is trained on is what is served: the same tokens, the same logits."""
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 from demo_training import stages
+from demo_training.clock import NUM_CODE_DIMS, hold_clock
 from demo_training.hearing import answer_logits, hear, prefill
 from demo_training.lessons import IGNORED, Course, Scribe
 from demo_training.network import SHAPE, build_network
@@ -92,7 +89,7 @@ class StoppedError(Exception):
     """Ends a training, as a kill would."""
 
 
-def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights_and_leaves_the_clock(
     model: Any, processor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course = Course(num_songs=1, seconds=(6, 8), num_parts=(1, 1), kinds=("tempo", "second"))
@@ -101,7 +98,9 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     learn = stages.learn
 
     def trainee() -> stages.Trainee:
-        return stages.new_trainee(copy.deepcopy(model), Scribe(processor), seed=0)
+        fresh = copy.deepcopy(model)  # without the hooks
+        hold_clock(fresh)
+        return stages.new_trainee(fresh, Scribe(processor), seed=0)
 
     def stop_at_the_third(one: stages.Trainee, *args: Any) -> Any:
         if one.step == 2:
@@ -122,3 +121,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
         assert name == "model.audio_tower.embed_positions.weight" or not torch.equal(
             weight, model.state_dict()[name]
         )
+    embeddings = (one.model.language_model.embed_tokens.weight for one in (model, unbroken.model))
+    before, after = (weight[:, :NUM_CODE_DIMS] for weight in embeddings)
+    assert torch.equal(before, after)
